@@ -1,0 +1,1 @@
+"""Texts and weights: fetched once, checked by hash, read offline afterwards."""

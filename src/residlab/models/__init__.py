@@ -1,0 +1,1 @@
+"""Transformers, ours and Hugging Face's."""

@@ -1,0 +1,1 @@
+"""What we look at inside any ``nn.Module``, without changing what it computes."""
