@@ -41,12 +41,13 @@ lint: $(READY)  ## ruff, types, walls between packages, paired notebooks
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m pytest -q tests/compendium/test_pairs.py
 
-format: $(READY)  ## format the code
+format: pairs  ## format the code, that of chapters too
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
+	@$(BIN)/jupytext --quiet --sync notebooks/*.ipynb
 
 pairs: $(READY)  ## bring each chapter's .md and .ipynb in step
-	@$(BIN)/jupytext --sync notebooks/*.md
+	@$(BIN)/jupytext --quiet --sync notebooks/*.md
 
 clean:  ## remove what was built (the environment and fetched data stay)
 	rm -rf _build executed .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

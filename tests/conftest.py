@@ -1,8 +1,10 @@
-"""What every test may use: a real browser that sees this machine only."""
+"""What every test may use: the book as it is built, and a real browser that sees this machine only."""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -11,6 +13,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+
+from residlab.compendium.project import Project
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
@@ -83,6 +87,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
         def open_page(url: str | Path, **options: Any) -> Visit:
             context = browser.new_context(**options)
             stack.callback(context.close)
+            context.set_default_timeout(15_000)
             seen = Visit(context.new_page())
 
             def pass_local(route: Any) -> None:
@@ -101,3 +106,21 @@ def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
             return seen
 
         yield open_page
+
+
+@pytest.fixture(scope="session")
+def project() -> Project:
+    """The compendium of this repository."""
+    return Project.find(Path(__file__).parent)
+
+
+@pytest.fixture(scope="session")
+def book(project: Project) -> Path:
+    """The rendered book, brought up to date by the command that a reader uses; returns the folder of its pages."""
+    done = subprocess.run(
+        [sys.executable, "-m", "residlab.cli", "build", "--strict", "--root", str(project.root)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return project.html

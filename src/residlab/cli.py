@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,9 @@ from residlab.errors import ResidlabError
 
 if TYPE_CHECKING:
     from residlab.compendium.project import Project
+
+    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    _Run = Callable[[argparse.Namespace], int]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,9 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     from residlab.data.command import add_arguments as add_fetch_arguments
     from residlab.data.command import run as run_fetch
 
-    parser = argparse.ArgumentParser(
-        prog="residlab", description="The residual stream: bound it, remove it, round it."
-    )
+    parser = argparse.ArgumentParser(prog="residlab", description="The residual stream: bound it, remove it, round it.")
     parser.add_argument("--version", action="version", version=f"residlab {residlab.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
@@ -84,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _project_command(commands, name, text, run):  # type: ignore[no-untyped-def]
+def _project_command(commands: _Commands, name: str, text: str, run: _Run) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     parser.add_argument("--root", type=Path, metavar="DIR", help="the compendium (default: found from here upwards)")
     parser.set_defaults(run=run)
@@ -116,7 +117,9 @@ def _execute(args: argparse.Namespace) -> int:
     with project.lock():
         if args.parameters:
             if len(names) != 1 or not args.chapters:
-                raise ResidlabError("-p sets the parameters of one chapter: name it, as in residlab execute 02 -p kappa=5")
+                raise ResidlabError(
+                    "-p sets the parameters of one chapter: name it, as in residlab execute 02 -p kappa=5"
+                )
             job = ex.custom_job(project, names[0], args.parameters, args.output)
             profile = args.profile or recorded_profile(project)
             limits = Limits.of(profile, args.cell_timeout, args.chapter_timeout)

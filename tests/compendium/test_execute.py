@@ -58,6 +58,11 @@ FAILURES = {
     "07-syntax": (["def f(:\n    pass"], "code cell 1", "SyntaxError"),
     "08-exits": (["import sys\nsys.exit(3)"], "code cell 1", "SystemExit"),
     "09-cellmagic": (["%%nosuchmagic\nx"], "code cell 1", "UsageError: Cell magic `%%nosuchmagic` not found"),
+    "12-show": (
+        ["import plotly.graph_objects as go\ngo.Figure().show(renderer='plotly_mimetype')"],
+        "code cell 1",
+        "show it with residlab.explore.display.show",
+    ),
     "10-figure": (["import plotly.graph_objects as go\ngo.Figure()"], "code cell 1", "alt"),
 }
 
@@ -85,13 +90,17 @@ def test_each_failure_names_chapter_cell_and_error_while_the_others_are_done(com
 
 def test_a_chapter_that_hangs_beyond_its_cell_limit_is_killed_with_its_kernel(compendium):
     # Threads that never end keep a kernel from shutting down; the outer limit does not ask.
-    compendium.chapter("01-hangs", "import time\nwhile True:\n    try:\n        time.sleep(99)\n    except BaseException:\n        pass")
+    compendium.chapter(
+        "01-hangs",
+        "import time\nwhile True:\n    try:\n        time.sleep(99)\n    except BaseException:\n        pass",
+    )
     start = time.monotonic()
     result = compendium.run("execute", "--chapter-timeout", "15", "--cell-timeout", "500")
     assert result.returncode == 1
     assert time.monotonic() - start < 45
-    assert "01-hangs, code cell 1, line 14 of notebooks/01-hangs.md: timeout: the chapter was still running after 15 s" in (
-        result.stderr
+    assert (
+        "01-hangs, code cell 1, line 14 of notebooks/01-hangs.md: timeout: the chapter was still running after 15 s"
+        in (result.stderr)
     )
     time.sleep(0.5)
     assert kernels_of(compendium.root) == []
@@ -162,7 +171,9 @@ def test_parameters_are_checked_before_a_kernel_starts_and_never_touch_the_book(
 
 
 def test_the_profile_is_remembered_and_makes_a_chapter_stale(compendium):
-    compendium.chapter("01-a", "from myst_nb import glue\nglue('profile', profile, display=False)", parameters=PARAMETERS)
+    compendium.chapter(
+        "01-a", "from myst_nb import glue\nglue('profile', profile, display=False)", parameters=PARAMETERS
+    )
     compendium.chapter("02-b", "pass")
     compendium.run("execute")
     changed = compendium.run("execute", "--profile", "cpu")

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from residlab.compendium.parameters import Interval, read_parameters, resolve
 from residlab.errors import ResidlabError
 
-CELL = '''\
+CELL = """\
 lam: float = 2.0  # (0, 10] input bound
 layers: int = 3  # [1, inf) number of layers
 law: str = "gaussian"  # {gaussian, laplace} law of the entries
 centred: bool = True  # subtract the mean
-'''
+"""
 
 
 @pytest.fixture

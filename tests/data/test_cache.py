@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from residlab.data import cache
+from residlab.data import cache, locking
 from residlab.errors import ResidlabError
 
 
@@ -75,9 +75,9 @@ def test_staging_is_removed_and_the_lock_released_after_a_failure(tmp_path):
 
 
 def test_who_holds_the_lock_is_unknown_until_it_says_so(tmp_path):
-    assert cache._describe(tmp_path / "absent") == "another residlab process"
+    assert locking._describe(tmp_path / "absent") == "another residlab process"
     (tmp_path / "garbage").write_text("[]")
-    assert cache._describe(tmp_path / "garbage") == "another residlab process"
+    assert locking._describe(tmp_path / "garbage") == "another residlab process"
 
 
 def test_the_data_room_loads_no_torch():

@@ -24,7 +24,8 @@ RUN = """(states) => {
   return states.map(([lam, kappa, law, site, whole]) => {
     const { series, readouts } = form({ lam, kappa, law, site }, data, options);
     if (!whole) return { readouts };
-    return { readouts, series: Object.fromEntries(Object.entries(series).map(([k, s]) => [k, [plain(s.x), plain(s.y)]])) };
+    const pairs = Object.entries(series).map(([key, { x, y }]) => [key, [plain(x), plain(y)]]);
+    return { readouts, series: Object.fromEntries(pairs) };
   });
 }"""
 

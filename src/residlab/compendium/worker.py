@@ -1,7 +1,7 @@
 """One chapter through papermill, in a process of its own.
 
-The parent sends a request as JSON on standard input and reads events as JSON lines from standard output:
-``kernel`` with its process id, ``cell`` with its number, then ``done`` or ``failed``. The executed notebook is written to a
+The parent sends a request as JSON on standard input and reads events as JSON lines from standard output: ``kernel``
+with its process id, ``cell`` with its number, then ``done`` or ``failed``. The executed notebook is written to a
 temporary file and renamed, so that a crash leaves the previous one whole.
 """
 
@@ -51,7 +51,7 @@ class Request:
         return json.dumps(asdict(self))
 
 
-class CellFailure(Exception):
+class CellError(Exception):
     """A code cell did not succeed."""
 
     def __init__(self, number: int, kind: str, message: str) -> None:
@@ -71,7 +71,7 @@ def _client_class() -> type:
             reply = self.wait_for_reply(self.kc.execute(SETUP, silent=True, store_history=False))
             if reply["content"]["status"] != "ok":
                 content = reply["content"]
-                raise CellFailure(0, "the kernel could not be prepared", f"{content['ename']}: {content['evalue']}")
+                raise CellError(0, "the kernel could not be prepared", f"{content['ename']}: {content['evalue']}")
             number = 0
             for index, cell in enumerate(self.nb.cells):
                 if cell.cell_type == "code" and "injected-parameters" not in cell.metadata.get("tags", []):
@@ -81,15 +81,17 @@ def _client_class() -> type:
                 try:
                     self.execute_cell(cell, index)
                 except CellExecutionError as error:
-                    raise CellFailure(number, error.ename, _ANSI.sub("", error.evalue)) from None
+                    raise CellError(number, error.ename, _ANSI.sub("", error.evalue)) from None
                 except CellTimeoutError:
-                    raise CellFailure(number, "timeout", f"still running after {self.timeout:g} s") from None
+                    raise CellError(number, "timeout", f"still running after {self.timeout:g} s") from None
                 except DeadKernelError:
-                    raise CellFailure(number, "kernel died", "the kernel died while this cell ran") from None
+                    raise CellError(number, "kernel died", "the kernel died while this cell ran") from None
+                if any(
+                    "application/vnd.plotly.v1+json" in output.get("data", {}) for output in cell.get("outputs", ())
+                ):
+                    raise CellError(number, "figure without a page face", "show it with residlab.explore.display.show")
                 self.nb_man.cell_complete(cell, index)
-            reply = self.wait_for_reply(
-                self.kc.execute("", silent=True, store_history=False, user_expressions=REPORT)
-            )
+            reply = self.wait_for_reply(self.kc.execute("", silent=True, store_history=False, user_expressions=REPORT))
             answer = reply["content"]["user_expressions"]["modules"]
             self.nb_man.loaded = json.loads(eval_string(answer["data"]["text/plain"]))
 
@@ -144,15 +146,12 @@ def _register_engine(on_kernel: Any, on_cell: Any, result: dict[str, Any]) -> No
 
 
 def _tidy(notebook: Any) -> None:
-    """Drop what papermill and front ends leave behind, and plotly's JSON where a page's own HTML stands beside it."""
+    """Drop what papermill and front ends leave behind."""
     for key in ("papermill", "widgets", "jupytext"):
         notebook.metadata.pop(key, None)
     for cell in notebook.cells:
         cell.metadata.pop("papermill", None)
         cell.metadata.pop("execution", None)
-        for output in cell.get("outputs", ()):
-            if "text/html" in output.get("data", {}):
-                output.data.pop("application/vnd.plotly.v1+json", None)
 
 
 def kernel_environment(root: Path, folder: Path) -> dict[str, str]:
@@ -170,7 +169,7 @@ def run(request: Request, emit: Any) -> dict[str, Any]:
 
     Raises
     ------
-    CellFailure
+    CellError
         If a cell fails, times out, or kills its kernel.
     """
     import nbformat
@@ -206,7 +205,7 @@ def run(request: Request, emit: Any) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     package = str(Path(staleness.module_file("residlab")).parent)
     if loaded["package"] != package:
-        raise CellFailure(0, "another library ran", f"the kernel ran {loaded['package']}, not {package}")
+        raise CellError(0, "another library ran", f"the kernel ran {loaded['package']}, not {package}")
     predicted = {name.removeprefix("module ") for name in before if name.startswith("module ")}
     extra = [m for m in loaded["modules"] if m not in predicted and m != "residlab" and not m.startswith(_NOT_OURS)]
     _tidy(notebook)
@@ -241,7 +240,7 @@ def main() -> int:
         asyncio.set_event_loop(asyncio.new_event_loop())
         try:
             emit(run(request, emit))
-        except CellFailure as failure:
+        except CellError as failure:
             emit({"event": "failed", "number": failure.number, "kind": failure.kind, "message": failure.message})
             return 1
     return 0

@@ -8,16 +8,15 @@ import errno
 import json
 import os
 import shutil
-import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import filelock
 import platformdirs
 
+from residlab.data.locking import locked
 from residlab.errors import ResidlabError
 
 _STAGING_PREFIX = ".staging-"
@@ -128,28 +127,18 @@ def writing(cache: Path, doing: str) -> Iterator[Path]:
         ) from error
     except OSError as error:
         raise storage_error(error, failed) from error
-    lock, holder = filelock.FileLock(cache / ".lock"), cache / ".lock-holder"
     try:
-        _acquire(lock, holder)
+        with locked(cache / ".lock", doing):
+            # The lock is ours, so a staging folder found here belongs to a process that was killed.
+            for left in cache.glob(f"{_STAGING_PREFIX}*"):
+                shutil.rmtree(left, ignore_errors=True)
+            staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=cache))
+            try:
+                yield staging
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
         raise storage_error(error, failed) from error
-    try:
-        # The lock is ours, so a staging folder found here belongs to a process that was killed.
-        for left in cache.glob(f"{_STAGING_PREFIX}*"):
-            shutil.rmtree(left, ignore_errors=True)
-        with suppress(OSError):  # a courtesy to those who wait: a full disk must be reported by the work itself
-            write_atomic(holder, json.dumps({"pid": os.getpid(), "doing": doing}).encode())
-        staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=cache))
-        try:
-            yield staging
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-    except OSError as error:
-        raise storage_error(error, failed) from error
-    finally:
-        with suppress(OSError):
-            holder.unlink()
-        lock.release()
 
 
 def storage_error(error: OSError, failed: str) -> ResidlabError:
@@ -160,22 +149,6 @@ def storage_error(error: OSError, failed: str) -> ResidlabError:
     if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
         return ResidlabError(f"{failed}: {reason}; make it writable, or choose another with --cache-dir DIR")
     return ResidlabError(f"{failed}: {reason}")
-
-
-def _acquire(lock: filelock.FileLock, holder: Path) -> None:
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        print(f"residlab: waiting for {_describe(holder)}", file=sys.stderr, flush=True)
-        lock.acquire()
-
-
-def _describe(holder: Path) -> str:
-    try:
-        said = json.loads(holder.read_text(encoding="utf-8"))
-        return f"another process ({said['doing']}, pid {said['pid']})"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another residlab process"  # it has the lock and has not said yet what it does
 
 
 def _file_in_the_way(folder: Path) -> Path:

@@ -82,8 +82,8 @@ def show(fig: go.Figure, *, alt: str, name: str, caption: str = "") -> None:
 def static_bundle(shown: BookFigure | Explorable) -> dict[str, str]:
     """Return the MIME bundle of the book: the static face, and its text alternative as ``text/plain``.
 
-    IPython adds a ``text/plain`` of its own to every bundle that has none: a figure's would be its whole declaration. No
-    widget is made, and no JSON of plotly's stands beside the HTML.
+    IPython adds a ``text/plain`` of its own to every bundle that has none: a figure's would be its whole declaration.
+    No widget is made, and no JSON of plotly's stands beside the HTML.
     """
     if isinstance(shown, BookFigure):
         return {"text/html": shown.html(), "text/plain": shown.alt}
@@ -115,7 +115,8 @@ def use_static_faces(shell: Any) -> None:
     bundles.for_type(Explorable, static_bundle)
     for module, name in _PLOTLY:
         displays.for_type_by_name(module, name, _refuse)
-        bundles.for_type_by_name(module, name, _nothing)
+        bundles.for_type_by_name(module, name, _in_place)
+        shell.display_formatter.formatters["text/html"].for_type_by_name(module, name, _no_html)
 
 
 def _refuse(_figure: object) -> NoReturn:
@@ -125,6 +126,9 @@ def _refuse(_figure: object) -> NoReturn:
     )
 
 
-def _nothing(_figure: object) -> dict[str, str]:
-    """Stand in for the refused figure, whose own bundle would ask a third party for scripts."""
+def _in_place(_figure: object) -> dict[str, str]:
     return {"text/plain": "(a figure without alternative text)"}
+
+
+def _no_html(_figure: object) -> None:
+    """Plotly's own HTML of the refused figure would ask a third party for scripts."""

@@ -29,8 +29,8 @@ def explorable_html(explorable: Explorable) -> str:
         f'<fieldset class="rl-controls" disabled>\n'
         f'<legend class="rl-hidden">Controls: {escape(explorable.title)}</legend>\n'
         f"{controls}\n</fieldset>\n"
-        f'<noscript><p class="rl-noscript">Without scripts this is a still picture in words: the default state is read '
-        f"out below.</p></noscript>\n"
+        f'<noscript><p class="rl-noscript">The controls need JavaScript; the default state is described below.</p>'
+        f"</noscript>\n"
         f"{legend_html(explorable.figure)}"
         f'<div class="rl-plot" role="img" aria-label="{escape(explorable.alt.format_map(texts))}"'
         f' style="height:{figure_height(explorable.figure)}px"></div>\n'

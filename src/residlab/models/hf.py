@@ -134,7 +134,7 @@ def _convert(gguf: Path, target: Path) -> None:
     where = {"gguf_file": gguf.name, "local_files_only": True}
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **where)
     model = LlamaForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **where)
-    # transformers marks the model as quantized and would refuse to save it; its weights are plain float32 by now.
+    # transformers marks the model, and what it saves, as quantized; its weights are plain float32 by now.
     model.config.quantization_config = None
     model.hf_quantizer = None
     model.is_quantized = False

@@ -168,9 +168,9 @@
     }
 
     plotFrame() {
-      const { visible, config } = residlab.figures;
+      const { visible, CONFIG } = residlab.figures;
       const traces = visible(this.traces(this.painted.data), this.hidden);
-      return window.Plotly.react(this.plot, traces, this.painted.layout, config(true));
+      return window.Plotly.react(this.plot, traces, this.painted.layout, CONFIG);
     }
 
     /** How long an update took, for whoever looks: a performance measure and `data-update-ms`. */
@@ -261,10 +261,10 @@
   /* ---- The page ---------------------------------------------------------------------------------------------------- */
 
   function start() {
-    if (!residlab.figures) return; // tried again when the page is loaded
+    if (!residlab.figures) return; // called again when that script comes
     for (const root of document.querySelectorAll(".rl-explorable:not([data-ready])")) {
       const { script } = residlab.figures.readSpec(root);
-      if (!Object.hasOwn(explore.forms, script)) continue; // tried again when a form arrives
+      if (!Object.hasOwn(explore.forms, script)) continue; // likewise
       const explorable = new Explorable(root, explore.forms[script]);
       explore.mounted.set(explorable.name, explorable);
       if (addressed(explorable.name, explorable.spec.controls)) root.scrollIntoView({ block: "start" });
@@ -275,6 +275,6 @@
   if (document.readyState === "complete") setTimeout(start, 0);
   document.addEventListener("DOMContentLoaded", start);
   window.addEventListener("load", start);
-  document.addEventListener("residlab:form", () => document.readyState === "complete" && start());
+  document.addEventListener("load", (event) => event.target.tagName === "SCRIPT" && start(), true);
   window.addEventListener("hashchange", () => explore.mounted.forEach((explorable) => explorable.follow()));
 })();

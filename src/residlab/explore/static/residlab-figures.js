@@ -73,15 +73,8 @@
     return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, paint(item, now)]));
   }
 
-  function config(fixed) {
-    return {
-      displaylogo: false,
-      displayModeBar: fixed ? false : "hover",
-      modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
-      responsive: false, // the observer below also sees a side bar that opens
-      scrollZoom: false,
-    };
-  }
+  /* No mode bar: its buttons would be unreachable inside an image. `resized` below also sees a side bar that opens. */
+  const CONFIG = { displayModeBar: false, displaylogo: false, responsive: false, scrollZoom: false };
 
   /** A finger scrolls the page; it does not zoom a figure. A narrow column gets narrow margins. */
   function adapt(layout, plot) {
@@ -270,7 +263,7 @@
       draw() {
         const now = colours(root, roles);
         const traces = visible(paint(figure.data, now), hidden);
-        window.Plotly.react(plot, traces, adapt(paint(figure.layout, now), plot), config(false));
+        window.Plotly.react(plot, traces, adapt(paint(figure.layout, now), plot), CONFIG);
       },
     };
     bindLegend(root, hidden, () => drawing.drawn && drawing.draw());
@@ -286,10 +279,12 @@
     }
   }
 
-  /** Call `task` when the document is parsed, and again when everything is loaded: scripts may come in any order. */
+  /** Call `task` when the document is parsed, when it is loaded, and after every later script: they may come in any order. */
   function whenReady(task) {
     if (document.readyState === "complete") setTimeout(task, 0);
-    else for (const [target, name] of [[document, "DOMContentLoaded"], [window, "load"]]) target.addEventListener(name, task);
+    document.addEventListener("DOMContentLoaded", task);
+    window.addEventListener("load", task);
+    document.addEventListener("load", (event) => event.target.tagName === "SCRIPT" && task(), true);
   }
 
   new MutationObserver(redrawAll).observe(document.documentElement, { attributeFilter: ["data-theme"] });
@@ -302,6 +297,6 @@
     delete document.documentElement.dataset.rlPrint;
     redrawAll();
   });
-  residlab.figures = { readSpec, bytes, colours, paint, config, adapt, still, adopt, draw, visible, bindLegend, dataPanel, whenReady, tables, csv, start };
+  residlab.figures = { CONFIG, readSpec, bytes, colours, paint, adapt, still, visible, bindLegend, adopt, dataPanel };
   whenReady(start);
 })();

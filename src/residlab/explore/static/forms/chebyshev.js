@@ -146,5 +146,4 @@
   residlab.explore = residlab.explore || {};
   residlab.explore.forms = residlab.explore.forms || Object.create(null);
   residlab.explore.forms.chebyshev = chebyshev;
-  document.dispatchEvent(new Event("residlab:form"));
 })();
