@@ -17,8 +17,11 @@ def plotted(page):
     """Return the traces by name, as plotly holds them, and the readouts as text."""
     page.wait_for_timeout(150)  # an update is coalesced into the next frame
     traces = page.evaluate(
-        """() => Object.fromEntries(document.querySelector(".rl-explorable .rl-plot").data
-             .map(({ name, x, y }) => [name, { x: [...x], y: Array.from(y, (v) => (Number.isFinite(v) ? v : null)) }]))"""
+        """() => {
+          const list = (values) => Array.from(values, (v) => (Number.isFinite(v) ? v : null));
+          const { data } = document.querySelector(".rl-explorable .rl-plot");
+          return Object.fromEntries(data.map(({ name, x, y }) => [name, { x: list(x), y: list(y) }]));
+        }"""
     )
     return {name: (np.array(t["x"], float), np.array(t["y"], float)) for name, t in traces.items()}
 
