@@ -23,7 +23,7 @@ def served(project, book):
     address = re.search(r"http://127\.0\.0\.1:\d+/", process.stderr.readline())[0]
     yield address
     process.terminate()
-    process.wait(timeout=10)
+    process.communicate(timeout=10)
 
 
 @pytest.fixture(params=["file", "http"])

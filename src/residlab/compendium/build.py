@@ -32,6 +32,7 @@ def build(project: Project, *, strict: bool = False, fresh: bool = False, quiet:
     ResidlabError
         If the build failed; what failed was printed.
     """
+    import residlab.compendium.quick_imports  # noqa: F401, I001 (before jupyter_book)
     from jupyter_book.sphinx import build_sphinx
 
     overrides: dict[str, Any] = {"latex_individualpages": False, "external_toc_path": str(project.root / "_toc.yml")}

@@ -49,6 +49,7 @@ class Chapter:
 
     def notebook(self) -> Any:
         """Return a fresh notebook (nbformat) of the text, without outputs."""
+        import residlab.compendium.quick_imports  # noqa: F401, I001 (before jupytext)
         import jupytext
 
         try:

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import residlab.compendium.quick_imports  # noqa: F401 (before what a chapter imports)
+
 
 def prepare(shell: Any) -> None:
     """Make an IPython shell draw static faces, and make failing shell commands raise.

@@ -24,6 +24,7 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.fileutil import copy_asset
 
 import residlab
+import residlab.compendium.quick_imports
 from residlab.compendium import ledger_page
 from residlab.compendium.chapter import Chapter
 from residlab.compendium.execute import execute

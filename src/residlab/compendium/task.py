@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from residlab.compendium.chapter import Chapter
@@ -23,7 +25,7 @@ class Task:
     Parameters
     ----------
     request : Request
-        What the worker is to run.
+        What the worker is to run; its scratch folder is made here.
     chapter : Chapter
         Its text, to name the line of a cell that fails.
     limit : float
@@ -42,6 +44,8 @@ class Task:
         self._cell, self._kernel, self._timed_out = 0, 0, False
         self._result: dict[str, Any] = {}
         self._stderr = ""
+        # Here and not in the worker, so that it goes also when the worker is killed.
+        self._folder = tempfile.TemporaryDirectory(prefix="residlab-", ignore_cleanup_errors=True)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "residlab.compendium.worker"],
             stdin=subprocess.PIPE,
@@ -57,7 +61,7 @@ class Task:
             thread.start()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # a worker that dies at once is reported by failure()
-            self._process.stdin.write(request.to_json())
+            self._process.stdin.write(replace(request, folder=self._folder.name).to_json())
             self._process.stdin.close()
 
     def _listen(self) -> None:
@@ -99,6 +103,7 @@ class Task:
         self._process.wait()
         for thread in self._threads:
             thread.join(timeout=5)
+        self._folder.cleanup()
 
     def failure(self) -> str | None:
         """Return one sentence that names chapter, cell and error, or ``None`` if the chapter is done."""

@@ -16,7 +16,6 @@ import os
 import platform
 import re
 import sys
-import tempfile
 import time
 import warnings
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
 
+import residlab.compendium.quick_imports  # noqa: F401 (before papermill)
 from residlab.compendium import staleness
 from residlab.compendium.chapter import Chapter
 from residlab.compendium.kernel import REPORT, SETUP
@@ -37,7 +37,7 @@ _NOT_OURS = ("residlab.compendium",)
 
 @dataclass(frozen=True)
 class Request:
-    """What to run: a chapter, the values to set, how long a cell may take, and where the result goes."""
+    """What to run: a chapter, the values to set, how long a cell may take, where results and scratch go."""
 
     root: str
     chapter: str
@@ -45,6 +45,7 @@ class Request:
     profile: str
     cell_timeout: float
     output: str
+    folder: str = ""
 
     def to_json(self) -> str:
         """Return the request as one line."""
@@ -81,7 +82,9 @@ def _client_class() -> type:
                 try:
                     self.execute_cell(cell, index)
                 except CellExecutionError as error:
-                    raise CellError(number, error.ename, _ANSI.sub("", error.evalue)) from None
+                    # An error while a result is shown is in the outputs only; an unknown magic is in the reply only.
+                    said = next((out for out in cell.outputs if out.output_type == "error"), error)
+                    raise CellError(number, said.ename, _ANSI.sub("", said.evalue)) from None
                 except CellTimeoutError:
                     raise CellError(number, "timeout", f"still running after {self.timeout:g} s") from None
                 except DeadKernelError:
@@ -128,9 +131,11 @@ def _register_engine(on_kernel: Any, on_cell: Any, result: dict[str, Any]) -> No
         @classmethod
         def execute_managed_notebook(cls, nb_man: Any, kernel_name: str, **options: Any) -> None:
             nb_man.on_cell, nb_man.loaded = on_cell, {}
+            # A socket in a private folder: no port to collide on, and nobody else on the machine can listen.
+            manager = Manager(transport="ipc", connection_file=str(options["kernel_folder"] / "kernel.json"))
             client = _client_class()(
                 nb_man,
-                km=Manager(),
+                km=manager,
                 timeout=options["execution_timeout"],
                 startup_timeout=60,
                 coalesce_streams=True,
@@ -186,22 +191,23 @@ def run(request: Request, emit: Any) -> dict[str, Any]:
         loaded,
     )
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="residlab-") as folder:
-        source = Path(folder) / f"{chapter.name}.ipynb"
-        nbformat.write(chapter.notebook(), source)
-        notebook = papermill.execute_notebook(
-            source,
-            Path(folder) / "executed.ipynb",
-            parameters=request.parameters,
-            engine_name="residlab",
-            kernel_name="python3",
-            language="python",
-            progress_bar=False,
-            request_save_on_cell_execute=False,
-            execution_timeout=request.cell_timeout,
-            kernel_cwd=str(project.notebooks),
-            kernel_env=kernel_environment(project.root, Path(folder)),
-        )
+    folder = Path(request.folder)
+    source = folder / f"{chapter.name}.ipynb"
+    nbformat.write(chapter.notebook(), source)
+    notebook = papermill.execute_notebook(
+        source,
+        folder / "executed.ipynb",
+        parameters=request.parameters,
+        engine_name="residlab",
+        kernel_name="python3",
+        language="python",
+        progress_bar=False,
+        request_save_on_cell_execute=False,
+        execution_timeout=request.cell_timeout,
+        kernel_folder=folder,
+        kernel_cwd=str(project.notebooks),
+        kernel_env=kernel_environment(project.root, folder),
+    )
     seconds = time.perf_counter() - started
     package = str(Path(staleness.module_file("residlab")).parent)
     if loaded["package"] != package:
