@@ -44,10 +44,10 @@ lint: $(READY)  ## ruff, types, walls between packages, paired notebooks
 format: pairs  ## format the code, that of chapters too
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
-	@$(BIN)/jupytext --quiet --sync notebooks/*.ipynb
+	@$(BIN)/residlab pair
 
 pairs: $(READY)  ## bring each chapter's .md and .ipynb in step
-	@$(BIN)/jupytext --quiet --sync notebooks/*.md
+	@$(BIN)/residlab pair
 
 clean:  ## remove what was built (the environment and fetched data stay)
 	rm -rf _build executed .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

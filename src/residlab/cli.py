@@ -82,6 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     claims = _project_command(commands, "claims", "print the ledger of claims", _claims)
     claims.add_argument("--json", action="store_true", help="print a list of {id, verdict, value, interval, …}")
     claims.add_argument("--check", action="store_true", help="fail if a verdict differs from the accepted one")
+
+    _project_command(commands, "pair", "bring each chapter's .md and .ipynb in step", _pair)
     return parser
 
 
@@ -170,6 +172,13 @@ def _serve(args: argparse.Namespace) -> int:
     from residlab.compendium.build import serve
 
     return serve(_project(args), args.port)
+
+
+def _pair(args: argparse.Namespace) -> int:
+    from residlab.compendium.pairs import pair
+
+    pair(_project(args))
+    return 0
 
 
 def _claims(args: argparse.Namespace) -> int:

@@ -63,7 +63,11 @@ FAILURES = {
         "code cell 1",
         "show it with residlab.explore.display.show",
     ),
-    "10-figure": (["import plotly.graph_objects as go\ngo.Figure()"], "code cell 1", "ResidlabError: a plotly figure without alternative text"),
+    "10-figure": (
+        ["import plotly.graph_objects as go\ngo.Figure()"],
+        "code cell 1",
+        "ResidlabError: a plotly figure without alternative text",
+    ),
 }
 
 

@@ -29,6 +29,7 @@ from residlab.compendium import ledger_page
 from residlab.compendium.chapter import Chapter
 from residlab.compendium.execute import execute
 from residlab.compendium.numbers import glued
+from residlab.compendium.pairs import check_address
 from residlab.compendium.project import Project
 from residlab.errors import ResidlabError
 from residlab.explore.assets import STATIC as EXPLORE_STATIC
@@ -105,14 +106,14 @@ def _open_project(app: Sphinx, config: Config) -> None:
         project.check_library()
         app.residlab_hold = ExitStack()  # type: ignore[attr-defined]
         app.residlab_hold.enter_context(project.lock())  # type: ignore[attr-defined]
+        _show_repository(config)
     except ResidlabError as error:
         raise BookError(str(error)) from None
     app.residlab_project = project  # type: ignore[attr-defined]
-    _show_repository(config)
 
 
 def _show_repository(config: Config) -> None:
-    address = config.residlab_repository.rstrip("/")
+    address = check_address(config.residlab_repository)
     if not address:
         return
     config.html_theme_options |= {

@@ -1,0 +1,181 @@
+"""A small book built by both commands: what it shows, what stops it, and what another address adds."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from residlab.compendium.pairs import check_address, pair, with_colab_cell
+from residlab.compendium.project import Project
+from residlab.errors import ResidlabError
+
+ROOT = Project.find().root
+JUPYTER_BOOK = str(Path(sys.executable).with_name("jupyter-book"))
+
+
+@pytest.fixture
+def small_book(compendium):
+    """The book's own configuration over two pages and two chapters."""
+    config = yaml.safe_load((ROOT / "_config.yml").read_text())
+    for key in ("logo", "bibtex_bibfiles"):
+        del config[key]
+    del config["html"]["favicon"]
+    settings = config["sphinx"]["config"]
+    settings["extensions"].remove("sphinxcontrib.bibtex")
+    for key in [key for key in settings if key.startswith("bibtex")]:
+        del settings[key]
+    shutil.copy(ROOT / "jupytext.toml", compendium.root)
+    compendium.config = config
+    compendium.write_config = lambda: (compendium.root / "_config.yml").write_text(yaml.safe_dump(config))
+    compendium.write_config()
+    compendium.root.joinpath("index.md").write_text("# Front\n\nSee {doc}`/notebooks/01-a`.\n")
+    toc = {"format": "jb-book", "root": "index", "chapters": [{"file": f"notebooks/{n}"} for n in ("01-a", "02-b")]}
+    compendium.root.joinpath("_toc.yml").write_text(yaml.safe_dump(toc))
+    glue = "from myst_nb import glue\nglue('answer', float(42), display=False)"
+    path = compendium.chapter("01-a", glue)
+    path.write_text(path.read_text() + "The answer is {glue:text}`answer:.0f`.\n")
+    compendium.chapter("02-b", "print('drawn', 6 * 7)")
+    return compendium
+
+
+def page(book, name):
+    """Return the article of a page."""
+    text = (book.root / "_build" / "html" / name).read_text()
+    return re.search(r"<article.*?</article>", text, re.DOTALL)[0]
+
+
+def jupyter_book(book):
+    return subprocess.run(
+        [JUPYTER_BOOK, "build", ".", "-W", "-n", "--keep-going"], cwd=book.root, capture_output=True, text=True
+    )
+
+
+def test_both_commands_show_the_same_and_the_second_runs_nothing(small_book):
+    first = jupyter_book(small_book)
+    assert first.returncode == 0, first.stdout + first.stderr
+    shown = [page(small_book, f"notebooks/{name}.html") for name in ("01-a", "02-b")]
+    assert "The answer is" in shown[0]
+    assert re.search(r">42</span>", shown[0])
+    assert "drawn 42" in shown[1]
+    start = time.monotonic()
+    second = small_book.run("build", "--strict")
+    assert second.returncode == 0, second.stderr
+    assert time.monotonic() - start < 30
+    assert "executing" not in second.stderr
+    small_book.root.joinpath("index.md").write_text("# Front\n\nChanged.\n")
+    third = small_book.run("build", "--strict", "--fresh")
+    assert third.returncode == 0, third.stderr
+    assert "executing" not in third.stderr
+    assert [page(small_book, f"notebooks/{name}.html") for name in ("01-a", "02-b")] == shown
+    assert "Changed." in page(small_book, "index.html")
+
+
+def test_a_changed_chapter_changes_its_page(small_book):
+    assert small_book.run("build", "--strict").returncode == 0
+    small_book.chapter("02-b", "print('drawn', 6 * 8)")
+    result = small_book.run("build", "--strict")
+    assert result.returncode == 0, result.stderr
+    assert "02-b: executing (changed: text)" in result.stderr
+    assert "01-a" not in result.stderr
+    assert "drawn 48" in page(small_book, "notebooks/02-b.html")
+
+
+@pytest.mark.parametrize("command", ["residlab", "jupyter-book"])
+def test_a_missing_number_stops_the_build(small_book, command):
+    path = small_book.root / "notebooks" / "01-a.md"
+    path.write_text(path.read_text() + "\nAnd {glue:text}`question:.2f`.\n")
+    result = small_book.run("build") if command == "residlab" else jupyter_book(small_book)
+    assert result.returncode == 1
+    assert "01-a quotes numbers that it does not glue: question" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["residlab", "jupyter-book"])
+def test_a_failing_chapter_stops_the_build_by_name(small_book, command):
+    small_book.chapter("02-b", "x = 1", "1 / 0")
+    result = small_book.run("build") if command == "residlab" else jupyter_book(small_book)
+    assert result.returncode == 1
+    assert "02-b, code cell 2, line 18 of notebooks/02-b.md: ZeroDivisionError: division by zero" in result.stderr
+    assert small_book.executed("01-a").exists()
+    assert "Traceback" not in result.stderr or command == "jupyter-book"  # that one prints its own
+
+
+def test_a_warning_stops_a_strict_build_only(small_book):
+    small_book.root.joinpath("index.md").write_text("# Front\n\nSee {doc}`/nowhere`.\n")
+    assert small_book.run("build").returncode == 0
+    strict = small_book.run("build", "--strict", "--fresh")
+    assert strict.returncode == 1
+    assert "nowhere" in strict.stderr
+
+
+def test_two_builds_at_once_wait(small_book):
+    small_book.chapter("02-b", "import time\ntime.sleep(2)\nprint('drawn')")
+    first = subprocess.Popen(small_book.command("build"), stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    while not (small_book.root / ".residlab.lock-holder").exists():
+        time.sleep(0.02)
+    second = jupyter_book(small_book)
+    _, stderr = first.communicate(timeout=120)
+    assert first.returncode == 0, stderr
+    assert second.returncode == 0, second.stderr
+    assert "waiting for another process" in second.stderr
+    assert "executing" not in second.stderr
+
+
+OUTSIDE = re.compile(r'href="(https://(?:github|mybinder|colab)[^"]+)"')
+
+
+def test_without_an_address_nothing_points_to_a_repository(small_book):
+    assert small_book.run("build", "--strict").returncode == 0
+    for name in ("index.html", "notebooks/01-a.html"):
+        text = (small_book.root / "_build" / "html" / name).read_text()
+        assert OUTSIDE.findall(text) == []
+        assert "launch-buttons" not in text
+    assert "colab" not in (small_book.root / "notebooks" / "01-a.md").read_text()
+
+
+def test_with_an_address_buttons_and_the_colab_cell_appear(small_book):
+    address = "https://github.com/someone/residual"
+    small_book.config["sphinx"]["config"]["residlab_repository"] = address
+    small_book.write_config()
+    pair(Project(small_book.root))
+    result = small_book.run("build", "--strict")
+    assert result.returncode == 0, result.stderr
+    links = OUTSIDE.findall((small_book.root / "_build" / "html" / "notebooks" / "01-a.html").read_text())
+    path = "notebooks/01-a"
+    assert set(links) == {
+        address,
+        f"{address}/edit/main/{path}.md",
+        f"{address}/issues/new?title=Issue%20on%20page%20%2F{path}.html&body=Your%20issue%20content%20here.",
+        f"https://mybinder.org/v2/gh/someone/residual/main?urlpath=lab/tree/{path}.ipynb",
+        f"https://colab.research.google.com/github/someone/residual/blob/main/{path}.ipynb",
+    }
+    assert (small_book.root / f"{path}.ipynb").is_file()  # what the last two open
+    notebook = (small_book.root / f"{path}.ipynb").read_text()
+    assert f'residlab[book] @ git+{address}\\"' in notebook
+    assert "google.colab" not in page(small_book, f"{path}.html")
+    small_book.config["sphinx"]["config"]["residlab_repository"] = ""
+    small_book.write_config()
+    pair(Project(small_book.root))
+    assert "colab" not in (small_book.root / f"{path}.ipynb").read_text()
+
+
+def test_the_colab_cell_comes_and_goes_without_a_trace():
+    for path in (ROOT / "notebooks").glob("*.md"):
+        text = path.read_text()
+        once = with_colab_cell(text, "https://github.com/a/b")
+        assert once != text
+        assert with_colab_cell(once, "https://github.com/a/b") == once
+        assert with_colab_cell(once, "") == text
+
+
+@pytest.mark.parametrize(
+    "address", ["http://github.com/a/b", "https://github.com/a", 'https://h/a/b";x', 3, "javascript:1"]
+)
+def test_an_address_that_is_none_is_refused(address, small_book):
+    with pytest.raises(ResidlabError, match="is not an address of the form https://HOST/OWNER/REPOSITORY"):
+        check_address(address)
