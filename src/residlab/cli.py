@@ -66,8 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     execute.add_argument("--list", action="store_true", help="list chapters, their parameters, and why they are stale")
     execute.add_argument("--force", action="store_true", help="run chapters that are not stale too")
     execute.add_argument("-j", "--jobs", type=int, metavar="N", help="chapters at once (default: one a core, up to 4)")
-    execute.add_argument("--cell-timeout", type=float, metavar="S", help="seconds a cell may run (smoke: 120)")
-    execute.add_argument("--chapter-timeout", type=float, metavar="S", help="seconds a chapter may run (smoke: 300)")
+    execute.add_argument("--cell-timeout", type=float, metavar="S", help="seconds a cell may run (smoke: 300)")
+    execute.add_argument("--chapter-timeout", type=float, metavar="S", help="seconds a chapter may run (smoke: 600)")
     _add_profile(execute)
 
     build = _project_command(commands, "build", "execute what is stale and render the book", _build)

@@ -11,6 +11,7 @@ from residlab.explore.theme import PALETTE, roles
 
 _DASHES = {"dash": "6 4", "dot": "1.5 3", "dashdot": "6 3 1.5 3", "longdash": "10 4", "longdashdot": "10 3 1.5 3"}
 _SYMBOLS = {"square": "■", "triangle-up": "▲", "diamond": "◆", "cross": "✚", "star": "★", "x": "✖"}
+_SYMBOLS |= {"circle-open": "○", "square-open": "□", "triangle-up-open": "△", "diamond-open": "◇"}
 _LINES, _AREAS = ("scatter", "scattergl"), ("bar", "histogram", "box", "violin")
 
 
