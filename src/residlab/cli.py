@@ -32,12 +32,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ResidlabError as error:
         print(f"residlab: error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("residlab: interrupted; what was finished stays, a rerun resumes", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # a disk that is full, a folder that cannot be written: no traceback explains more
+        print(f"residlab: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("residlab: interrupted; what was finished stays, a rerun resumes", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -87,6 +87,12 @@ def custom_job(project: Project, name: str, given: Sequence[str], output: Path |
         raise ResidlabError(f"--output {output}: an executed notebook ends in .ipynb")
     if output.parent in (project.executed, project.notebooks):
         raise ResidlabError(f"--output {output}: that folder belongs to the book; choose another")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResidlabError(f"--output {output}: {error.strerror}") from None
+    if not os.access(output.parent, os.W_OK):
+        raise ResidlabError(f"--output {output}: the folder cannot be written")
     return Job(chapter, parameters, output, "asked for")
 
 
@@ -118,16 +124,13 @@ def run_jobs(
                     running[name] = Task(request, job.chapter, limits.chapter, threads, board.cell)
                 time.sleep(0.02)
                 for name in [name for name, task in running.items() if task.ended()]:
-                    outcomes[name] = outcome = _outcome(name, running.pop(name))
-                    board.finish(name, outcome.seconds, outcome.failure)
+                    task = running.pop(name)
+                    outcomes[name] = Outcome(name, task.seconds, task.failure())
+                    board.finish(name, outcomes[name].seconds, outcomes[name].failure)
         finally:
             for task in running.values():
                 task.kill()
     return [outcomes[job.chapter.name] for job in jobs]
-
-
-def _outcome(name: str, task: Task) -> Outcome:
-    return Outcome(name, task.seconds, task.failure())
 
 
 def execute(

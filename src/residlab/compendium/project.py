@@ -6,7 +6,7 @@ import functools
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,5 +100,9 @@ class Project:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the project for one build or execution; another process waits its turn and says so."""
-        with locked(self.root / ".residlab.lock", f"{Path(sys.argv[0]).name} in {self.root}"):
+        with ExitStack() as hold:
+            try:
+                hold.enter_context(locked(self.root / ".residlab.lock", f"{Path(sys.argv[0]).name} in {self.root}"))
+            except OSError as error:
+                raise ResidlabError(f"cannot write to {self.root}: {error.strerror}") from None
             yield
