@@ -12,9 +12,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import hypothesis
 import pytest
 
 from residlab.compendium.project import Project
+
+# Test machines are busy: how long one example takes says nothing about the code.
+hypothesis.settings.register_profile("residlab", deadline=None)
+hypothesis.settings.load_profile("residlab")
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]

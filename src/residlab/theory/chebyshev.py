@@ -13,10 +13,12 @@ Two forms run through it. *centred* is the paper's: deviations ``|x_i - mu|`` ag
 from collections.abc import Callable
 from fractions import Fraction
 from math import ceil, floor
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from residlab.theory.validation import checked, checked_choice, non_negative, positive, strictly_positive
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -33,7 +35,7 @@ def kappa_from_probability(p: ArrayLike) -> FloatArray:
     in counts, write ``kappa = 10``. Raises ValueError if an entry lies outside [0, 1). Source: arXiv 2601.09719, input
     bound; chapter 2.
     """
-    p = _checked("p", p, lambda v: (v >= 0) & (v < 1), "in [0, 1)")
+    p = checked("p", p, lambda v: (v >= 0) & (v < 1), "in [0, 1)")
     return 1 / np.sqrt(1 - p)
 
 
@@ -63,11 +65,11 @@ def input_scale(mean: ArrayLike, std: ArrayLike, lam: ArrayLike, kappa: ArrayLik
 
     Source: arXiv 2601.09719, definition of BHyT; chapter 2.
     """
-    mean = _checked("mean", mean, np.isfinite, "finite")
-    std = _checked("std", std, _non_negative, "finite and >= 0")
-    lam, kappa = _positive("lam", lam), _positive("kappa", kappa)
-    bound = _checked(
-        "kappa * std + |mean|", kappa * std + np.abs(mean), _strictly_positive, "positive: the token is zero, give eps"
+    mean = checked("mean", mean, np.isfinite, "finite")
+    std = checked("std", std, non_negative, "finite and >= 0")
+    lam, kappa = positive("lam", lam), positive("kappa", kappa)
+    bound = checked(
+        "kappa * std + |mean|", kappa * std + np.abs(mean), strictly_positive, "positive: the token is zero, give eps"
     )
     return lam / bound
 
@@ -97,8 +99,8 @@ def argument(x: ArrayLike, lam: float, kappa: float, *, form: Form = "centred", 
     Source: arXiv 2601.09719, definition of BHyT, and the authors' code; chapter 2.
     """
     x = _tokens(x)
-    eps = float(_checked("eps", eps, _non_negative, "finite and >= 0"))
-    if _checked_choice("form", form, Form) == "centred":
+    eps = float(checked("eps", eps, non_negative, "finite and >= 0"))
+    if checked_choice("form", form, Form) == "centred":
         mean = x.mean(axis=-1, keepdims=True)
         second_moment = np.mean((x - mean) ** 2, axis=-1, keepdims=True)
     else:
@@ -138,7 +140,7 @@ def selberg_tail(kappa: ArrayLike, mean_over_std: ArrayLike) -> FloatArray:
     Source: Selberg 1940, two inequalities that complete Chebyshev's lemma; chapter 2.
     """
     kappa = _threshold(kappa)
-    rho = np.abs(_checked("mean_over_std", mean_over_std, np.isfinite, "finite"))
+    rho = np.abs(checked("mean_over_std", mean_over_std, np.isfinite, "finite"))
     root_mean_square = np.hypot(1, rho)
     markov = (root_mean_square / np.maximum(kappa + rho, root_mean_square)) ** 2
     return np.where(kappa * rho <= 1, markov, (1 / np.hypot(1, kappa)) ** 2)[()]
@@ -162,7 +164,7 @@ def three_point_law(kappa: float) -> tuple[FloatArray, FloatArray]:
     Atoms ``(-kappa, 0, kappa)``, masses ``(1/(2 kappa**2), 1 - 1/kappa**2, 1/(2 kappa**2))``: mean 0, variance 1, and
     ``P(|X| >= kappa) = 1/kappa**2``, while ``P(|X| > kappa) = 0``. Raises ValueError if ``kappa < 1`` or not finite.
     """
-    kappa = float(_checked("kappa", kappa, lambda v: np.isfinite(v) & (v >= 1), "finite and >= 1"))
+    kappa = float(checked("kappa", kappa, lambda v: np.isfinite(v) & (v >= 1), "finite and >= 1"))
     side = 0.5 / kappa**2
     return np.array([-kappa, 0.0, kappa]), np.array([side, 1 - 2 * side, side])
 
@@ -195,9 +197,9 @@ def count_outside(x: ArrayLike, kappa: float, *, comparison: Comparison = ">", f
 
     Source: chapter 2.
     """
-    x, kappa = _tokens(x), float(_positive("kappa", kappa))
-    _checked_choice("comparison", comparison, Comparison)
-    _checked_choice("form", form, Form)
+    x, kappa = _tokens(x), float(positive("kappa", kappa))
+    checked_choice("comparison", comparison, Comparison)
+    checked_choice("form", form, Form)
     d = x.shape[-1]
     rows = x.reshape(-1, d)
     # By powers of two, so that no square overflows or vanishes and nothing is rounded: the largest entry is near 1.
@@ -238,7 +240,7 @@ def count_bound(d: ArrayLike, kappa: ArrayLike, *, comparison: Comparison = ">")
 
     Source: chapter 2 (ours; the paper argues with probabilities).
     """
-    _checked_choice("comparison", comparison, Comparison)
+    checked_choice("comparison", comparison, Comparison)
     return _for_each(lambda d, kappa: _chebyshev_count(d, kappa, comparison), d, kappa)
 
 
@@ -262,8 +264,8 @@ def max_count(d: ArrayLike, kappa: ArrayLike, *, comparison: Comparison = ">", f
 
     Source: chapter 2 (ours); Samuelson 1968 for ``m = 1``.
     """
-    _checked_choice("comparison", comparison, Comparison)
-    _checked_choice("form", form, Form)
+    checked_choice("comparison", comparison, Comparison)
+    checked_choice("form", form, Form)
     return _for_each(lambda d, kappa: _largest_count(d, kappa, comparison, form), d, kappa)
 
 
@@ -309,7 +311,7 @@ def samuelson_bound(d: ArrayLike, *, form: Form = "centred") -> FloatArray:
     From this ``kappa`` on, no entry of any token leaves ``[-lam, lam]``. Attained by one-hot tokens. Raises ValueError
     if ``d`` is not a positive integer. Source: Samuelson 1968; chapter 2.
     """
-    offset = 1 if _checked_choice("form", form, Form) == "centred" else 0
+    offset = 1 if checked_choice("form", form, Form) == "centred" else 0
     return np.sqrt(_dimensions(d) - offset)
 
 
@@ -342,39 +344,12 @@ def _largest_count(d: int, kappa: Fraction, comparison: Comparison, form: Form) 
 # --- Validation
 
 
-def _checked(name: str, value: ArrayLike, valid: Callable[[FloatArray], ArrayLike], allowed: str) -> FloatArray:
-    array = np.asarray(value, dtype=np.float64)
-    wrong = ~np.asarray(valid(array), dtype=bool)
-    if wrong.any():
-        raise ValueError(f"{name} must be {allowed}; got {float(array[wrong].flat[0])!r}")
-    return array
-
-
-def _checked_choice(name: str, value: str, choices: object) -> str:
-    allowed = get_args(choices)
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
-    return value
-
-
-def _strictly_positive(values: FloatArray) -> ArrayLike:
-    return np.isfinite(values) & (values > 0)
-
-
-def _non_negative(values: FloatArray) -> ArrayLike:
-    return np.isfinite(values) & (values >= 0)
-
-
-def _positive(name: str, value: ArrayLike) -> FloatArray:
-    return _checked(name, value, _strictly_positive, "finite and > 0")
-
-
 def _threshold(kappa: ArrayLike) -> FloatArray:
-    return _checked("kappa", kappa, _non_negative, "finite and >= 0")
+    return checked("kappa", kappa, non_negative, "finite and >= 0")
 
 
 def _tokens(x: ArrayLike) -> FloatArray:
-    x = _checked("x", x, np.isfinite, "finite")
+    x = checked("x", x, np.isfinite, "finite")
     if x.ndim == 0 or x.size == 0:
         raise ValueError(f"x must have shape (..., d) with at least one token and d >= 1; got shape {x.shape}")
     return x
@@ -389,6 +364,6 @@ def _dimensions(d: ArrayLike) -> IntArray:
 
 def _for_each(count: Callable[[int, Fraction], int], d: ArrayLike, kappa: ArrayLike) -> IntArray:
     """Apply ``count`` to each broadcast pair, ``kappa`` as the rational number that the float denotes."""
-    dims, kappas = np.broadcast_arrays(_dimensions(d), _positive("kappa", kappa))
+    dims, kappas = np.broadcast_arrays(_dimensions(d), positive("kappa", kappa))
     counts = [count(d, Fraction(k)) for d, k in zip(dims.ravel().tolist(), kappas.ravel().tolist(), strict=True)]
     return np.array(counts, dtype=np.int64).reshape(dims.shape)[()]
