@@ -139,6 +139,36 @@ def test_an_interrupt_ends_kernels_and_a_rerun_resumes(compendium):
     assert "1 executed, 1 unchanged" in compendium.run("execute").stderr
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGKILL"])
+def test_a_terminated_run_leaves_no_kernel(compendium, name):
+    compendium.chapter("01-slow", "open('started', 'w').close()\nimport time\ntime.sleep(60)")
+    process = subprocess.Popen(compendium.command("execute"), stderr=subprocess.DEVNULL, env=dict(os.environ))
+    deadline = time.monotonic() + 60
+    while not (compendium.root / "notebooks" / "started").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert kernels_of(compendium.root)
+    process.send_signal(getattr(signal, name))
+    process.wait(timeout=20)
+    while kernels_of(compendium.root) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert kernels_of(compendium.root) == []
+
+
+@pytest.mark.parametrize("record", ['"x"', '{"fingerprint": "zz"}', '{"fingerprint": {}, "also_loaded": 3}', "[1]"])
+def test_an_executed_notebook_that_was_tampered_with_is_made_again(compendium, record):
+    compendium.chapter("01-a", "pass")
+    compendium.executed("01-a").parent.mkdir()
+    compendium.executed("01-a").write_text(f'{{"cells": [], "metadata": {{"residlab": {record}}}}}')
+    listed = compendium.run("execute", "--list")
+    assert listed.returncode == 0, listed.stderr
+    assert "up to date" not in listed.stdout
+
+
+def test_a_limit_may_be_a_fraction(compendium):
+    compendium.chapter("01-a", "pass")
+    assert compendium.run("execute", "--cell-timeout", "29.5").returncode == 0
+
+
 def test_two_at_once_wait_for_each_other(compendium):
     compendium.chapter("01-a", "import time\ntime.sleep(3)")
     first = subprocess.Popen(compendium.command("execute"), stderr=subprocess.PIPE, text=True, env=dict(os.environ))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,8 +62,9 @@ def reason_to_run(project: Project, chapter: Chapter, parameters: dict[str, Valu
     record = read_metadata(output)
     if not record:
         return "not executed yet"
-    now = staleness.fingerprint(project, chapter, parameters, record.get("also_loaded", ()))
-    changed = staleness.changes(record.get("fingerprint", {}), now)
+    also_loaded = record.get("also_loaded")
+    known = [m for m in also_loaded if isinstance(m, str)] if isinstance(also_loaded, list) else []
+    changed = staleness.changes(record.get("fingerprint"), staleness.fingerprint(project, chapter, parameters, known))
     return ("changed: " + ", ".join(changed[:3]) + (", …" if len(changed) > 3 else "")) if changed else None
 
 
@@ -112,6 +115,7 @@ def run_jobs(
     if workers < 1:
         raise ResidlabError(f"--jobs must be at least 1, got {workers}")
     threads = max(1, default_workers() // max(1, min(workers, len(jobs))))
+    _end_on_termination()
     waiting, running, outcomes = list(jobs), dict[str, Task](), dict[str, Outcome]()
     with Board([(job.chapter.name, len(job.chapter.code_cells), job.reason) for job in jobs]) as board:
         try:
@@ -131,6 +135,14 @@ def run_jobs(
             for task in running.values():
                 task.kill()
     return [outcomes[job.chapter.name] for job in jobs]
+
+
+def _end_on_termination() -> None:
+    """Make a termination or a closed terminal end this process as Ctrl-C does: with its workers and kernels."""
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGHUP"):
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), signal.default_int_handler)
 
 
 def execute(
@@ -167,7 +179,9 @@ def raise_failures(outcomes: list[Outcome]) -> list[Outcome]:
     if failures:
         good = len(outcomes) - len(failures)
         raise ResidlabError(
-            f"{len(failures)} of {len(outcomes)} chapters failed (the other {good} are done; a rerun resumes):\n  "
+            f"{len(failures)} of {len(outcomes)} chapters failed"
+            + (f" (the other {good} are done; a rerun resumes)" if good else "")
+            + ":\n  "
             + "\n  ".join(failures)
         )
     return outcomes

@@ -27,6 +27,10 @@ _CHOICES = re.compile(r"\{([^}]*)\}\s*(.*)")
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
+def _plain(value: float) -> str:
+    return str(int(value)) if value.is_integer() else f"{value:g}"
+
+
 @dataclass(frozen=True)
 class Interval:
     """An interval of numbers with open or closed ends."""
@@ -47,7 +51,7 @@ class Interval:
     def __str__(self) -> str:
         """As written in the parameters cell."""
         opening, closing = "[" if self.low_closed else "(", "]" if self.high_closed else ")"
-        return f"{opening}{self.low:g}, {self.high:g}{closing}"
+        return f"{opening}{_plain(self.low)}, {_plain(self.high)}{closing}"
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,10 @@ class ExecutedParser(NotebookParser):  # type: ignore[misc]
 
     @staticmethod
     def _check_numbers(chapter: Chapter, executed: Path) -> None:
-        missing = sorted(chapter.glue_keys - glued(executed).keys())
+        try:
+            missing = sorted(chapter.glue_keys - glued(executed).keys())
+        except ResidlabError as error:
+            raise BookError(str(error)) from None
         if missing:
             raise BookError(f"{chapter.name} quotes numbers that it does not glue: {', '.join(missing)}")
 
@@ -183,6 +186,9 @@ def _copy_mathjax(app: Sphinx) -> None:
 def _finish(app: Sphinx, exception: Exception | None) -> None:
     if exception is None:
         _copy_mathjax(app)
+    if exception is not None or app._warncount:
+        # Sphinx reads no page twice: without this, the warnings of one build would be forgotten by the next.
+        (Path(app.doctreedir) / "environment.pickle").unlink(missing_ok=True)
     app.residlab_hold.close()  # type: ignore[attr-defined]
 
 

@@ -140,6 +140,7 @@ def fingerprint(
     return dict(sorted(result.items()))
 
 
-def changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Return the names of what differs between two fingerprints."""
+def changes(old: object, new: Mapping[str, str]) -> list[str]:
+    """Return the names of what differs between two fingerprints; what is none differs in everything."""
+    old = old if isinstance(old, dict) else {}
     return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))

@@ -12,10 +12,13 @@ import contextlib
 import io
 import json
 import logging
+import math
 import os
 import platform
 import re
+import signal
 import sys
+import threading
 import time
 import warnings
 from dataclasses import asdict, dataclass
@@ -69,6 +72,7 @@ def _client_class() -> type:
 
         def papermill_execute_cells(self) -> None:
             self.nb_man.on_kernel(self.km.provisioner.pid)
+            _die_with_parent(self.km.provisioner.pid)
             reply = self.wait_for_reply(self.kc.execute(SETUP, silent=True, store_history=False))
             if reply["content"]["status"] != "ok":
                 content = reply["content"]
@@ -104,6 +108,20 @@ def _client_class() -> type:
     return Client
 
 
+def _die_with_parent(kernel: int) -> None:
+    """End kernel and worker when the parent is gone, however it ended: nobody would wait for them."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(kernel, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def eval_string(text: str) -> str:
     """Return the string whose ``repr`` is ``text``."""
     import ast
@@ -136,7 +154,7 @@ def _register_engine(on_kernel: Any, on_cell: Any, result: dict[str, Any]) -> No
             client = _client_class()(
                 nb_man,
                 km=manager,
-                timeout=options["execution_timeout"],
+                timeout=math.ceil(options["execution_timeout"]),  # whole seconds, nbclient wants
                 startup_timeout=60,
                 coalesce_streams=True,
                 record_timing=False,

@@ -100,7 +100,7 @@ def measured_law(label: str, normalised: ArrayLike) -> MeasuredLaw:
     return MeasuredLaw(label, survival.astype(np.float32), (counts / size.size).astype(np.float32))
 
 
-def chebyshev_explorable(measured: Mapping[str, MeasuredLaw] | None = None) -> Explorable:
+def chebyshev_explorable(measured: Mapping[str, MeasuredLaw] | None = None, *, site: str | None = None) -> Explorable:
     """Return the explorable of Chebyshev's input bound.
 
     The input x has mean 0 and RMS 1 (standardised laws), or is measured in units of its token's RMS; the argument of
@@ -110,6 +110,8 @@ def chebyshev_explorable(measured: Mapping[str, MeasuredLaw] | None = None) -> E
     ----------
     measured : mapping of str to MeasuredLaw, optional
         Recorded activations of SmolLM2 by the name that stands in the address. Without them that law is not offered.
+    site : str, optional
+        The name of those shown first, by default the first.
 
     Source: [A] section 3; chapter 2.
     """
@@ -132,7 +134,7 @@ def chebyshev_explorable(measured: Mapping[str, MeasuredLaw] | None = None) -> E
     controls.append(Choice("law", "Input law", laws, "gaussian"))
     if recorded:
         sites = {key: law.label for key, law in recorded.items()}
-        controls.append(Choice("site", "Measured at", sites, next(iter(sites)), when=("law", "measured")))
+        controls.append(Choice("site", "Measured at", sites, site or next(iter(sites)), when=("law", "measured")))
     return Explorable(
         name="chebyshev",
         title="How much of the input reaches the gates at ±λ?",
@@ -340,7 +342,7 @@ def _figure() -> go.Figure:
             "anchor": "y",
             "range": [-REACH, REACH],
             "dtick": 2,
-            "title": {"text": "argument z = λx / (κs + |μ|)"},
+            "title": {"text": "argument z of tanh"},
         },
         "yaxis": {"domain": [0.57, 1], "title": {"text": "share per bin"}, **shares},
         "yaxis2": {

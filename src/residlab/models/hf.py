@@ -91,11 +91,9 @@ def converted_smollm2(*, cache: Path | None = None) -> Path:
         gguf = path("smollm2", cache=cache) / _GGUF
         with storage.writing(cache, "converting smollm2") as staging:
             if not _intact(folder, header):  # another process may have converted it while we waited
-                print(
-                    "residlab: converting smollm2 to float32 safetensors, once (about 30 s, 540 MB of disk)",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                if sys.stderr.isatty():  # in a chapter it would become part of the page
+                    notice = "residlab: converting smollm2 to float32 safetensors, once (about 30 s, 540 MB of disk)"
+                    print(notice, file=sys.stderr, flush=True)
                 staged = staging / folder.name
                 _convert_in_subprocess(gguf, staged)
                 manifest.seal(staged, header)
