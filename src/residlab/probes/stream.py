@@ -20,14 +20,17 @@ class Moments:
 
     *Pooled*: every entry of every token counts as one number, with one common mean. Kept are the count, the mean and
     the central sums ``m_k = sum (x - mean)**k``, never raw moments, whose difference cancels when the mean is large. A
-    batch is centred twice in float64, and merged by Pébay's formulas.
+    batch is centred twice in float64, and merged by Pébay's formulas. The mean is kept as a fixed origin and a drift
+    from it, so that the difference of two means near 1e12 keeps its digits.
 
     Parameters
     ----------
     count : int
         How many numbers were seen.
-    mean, m2, m3, m4 : float
-        Their mean and central sums.
+    origin, drift : float
+        Their mean is ``origin + drift``.
+    m2, m3, m4 : float
+        Their central sums.
     largest : float
         The largest absolute value.
 
@@ -38,7 +41,8 @@ class Moments:
     """
 
     count: int = 0
-    mean: float = 0.0
+    origin: float = 0.0
+    drift: float = 0.0
     m2: float = 0.0
     m3: float = 0.0
     m4: float = 0.0
@@ -59,19 +63,21 @@ class Moments:
             raise ValueError("activations hold NaN or infinity")
         centre = x.mean()
         deviations = x - centre
-        centre = centre + deviations.mean()
-        deviations = x - centre
+        drift = deviations.mean()
+        deviations = deviations - drift
         square = deviations.square()
         sums = (square.sum(), (square * deviations).sum(), square.square().sum(), x.abs().max())
         m2, m3, m4, largest = (float(s) for s in sums)
-        return self.merge(Moments(x.numel(), float(centre), m2, m3, m4, largest))
+        return self.merge(Moments(x.numel(), float(centre), float(drift), m2, m3, m4, largest))
 
     def merge(self, other: Moments) -> Moments:
         """Take in what another one has seen; return itself."""
         if not other.count:
             return self
+        if not self.count:
+            self.origin = other.origin
         a, b, n = self.count, other.count, self.count + other.count
-        delta = other.mean - self.mean
+        delta = (other.origin - self.origin) + (other.drift - self.drift)
         step = delta / n
         m4 = (
             self.m4
@@ -88,9 +94,14 @@ class Moments:
         )
         self.m2 += other.m2 + delta * step * a * b
         self.m3, self.m4 = m3, m4
-        self.mean += step * b
+        self.drift += step * b
         self.count, self.largest = n, max(self.largest, other.largest)
         return self
+
+    @property
+    def mean(self) -> float:
+        """Mean of all numbers; 0 before the first."""
+        return self.origin + self.drift
 
     @property
     def variance(self) -> float:
@@ -223,7 +234,7 @@ class StreamProbe:
         By the site *after* the branch, then by class: pairs (stream before, branch).
     """
 
-    classes: Mapping[str, slice] = TOKEN_CLASSES
+    classes: Mapping[str, slice] = field(default_factory=lambda: TOKEN_CLASSES)
     moments: dict[str, dict[str, Moments]] = field(default_factory=dict)
     branches: dict[str, dict[str, CoMoments]] = field(default_factory=dict)
     _previous: Tensor | None = field(default=None, repr=False)
