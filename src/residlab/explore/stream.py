@@ -135,8 +135,8 @@ def stream_explorable(recorded: RecordedStream, *, layer: int = 12, token: int =
         ),
         script="stream",
         caption=(
-            "Above: the entries of one token by size, in bins of a tenth of a decade; the first bar collects everything "
-            "smaller. The dotted line is what a Gaussian token would have. Below: the same token at every layer."
+            "Above: the entries of one token by size, in bins of a tenth of a decade; the first bar collects all that "
+            "are smaller. The dotted line is what a Gaussian token would have. Below: the same token at every layer."
         ),
         data={
             "counts": recorded.counts,
@@ -193,7 +193,7 @@ def _figure(recorded: RecordedStream, d: int) -> go.Figure:
             name="entries of the token",
             meta="histogram",
             marker={"color": BLUE},
-            width=(10**_EDGES[1:] - 10 ** _EDGES[:-1]) * 0.94,
+            width=(10 ** _EDGES[1:] - 10 ** _EDGES[:-1]) * 0.94,
             hovertemplate="|x|/r ≈ %{x:.3g}: %{y}<extra></extra>",
             **empty,
         ),

@@ -1,10 +1,10 @@
 """How far the Jacobian of a block is from the identity, by random probes: no dense Jacobian is ever formed.
 
-A block maps the tokens of a sequence, ``T x d`` numbers, to as many. Its Jacobian ``J`` here is the *whole* one, ``T d``
-by ``T d``: with attention, an output token depends on other tokens too, and those off-diagonal blocks are part of how the
-block differs from doing nothing. ``||J - I||_F / sqrt(T d)`` is 0 for the identity and 1 for the zero map, whatever ``T``
-and ``d``. Its square is the mean over output tokens ``t`` of ``||(J - I)[t, :]||_F**2 / d``, rows of one token: so one
-set of probes gives each token's share, and any choice of tokens.
+A block maps the tokens of a sequence, ``T x d`` numbers, to as many. Its Jacobian ``J`` here is the *whole* one, ``T
+d`` by ``T d``: with attention an output token depends on other tokens too, and those off-diagonal blocks are part of
+how the block differs from doing nothing. ``||J - I||_F / sqrt(T d)`` is 0 for the identity and 1 for the zero map,
+whatever ``T`` and ``d``. Its square is the mean over output tokens ``t`` of ``||(J - I)[t, :]||_F**2 / d``, the rows
+of one token: so one set of probes gives each token's share, and any choice of tokens.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _forward_products(block: Callable[[Tensor], Tensor], x: Tensor, vectors: Ten
     products = []
     with torch.no_grad():  # no graph for the parameters' gradients; forward mode does not need it
         for v in vectors:
-            y, product = torch.func.jvp(block, (x,), (v,))
+            y, product = torch.func.jvp(block, (x,), (v,))[:2]
             _check_shape(y, x)
             products.append(product)
     return products

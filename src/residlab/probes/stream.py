@@ -10,7 +10,9 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-TOKEN_CLASSES: Mapping[str, slice] = MappingProxyType({"all": slice(None), "first": slice(0, 1), "rest": slice(1, None)})
+TOKEN_CLASSES: Mapping[str, slice] = MappingProxyType(
+    {"all": slice(None), "first": slice(0, 1), "rest": slice(1, None)}
+)
 """Positions of a sequence: all of them, token 0 alone, all but token 0."""
 
 
@@ -86,12 +88,7 @@ class Moments:
             + 6 * step**2 * (a * a * other.m2 + b * b * self.m2)
             + 4 * step * (a * other.m3 - b * self.m3)
         )
-        m3 = (
-            self.m3
-            + other.m3
-            + delta * step**2 * a * b * (a - b)
-            + 3 * step * (a * other.m2 - b * self.m2)
-        )
+        m3 = self.m3 + other.m3 + delta * step**2 * a * b * (a - b) + 3 * step * (a * other.m2 - b * self.m2)
         self.m2 += other.m2 + delta * step * a * b
         self.m3, self.m4 = m3, m4
         self.drift += step * b
