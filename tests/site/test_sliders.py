@@ -46,8 +46,8 @@ def check(page, lam, kappa, law="gaussian"):
 
 @pytest.fixture
 def chapter(base, visit):
-    def opened(**options):
-        seen = visit(base + CHAPTER, **options)
+    def opened(page=CHAPTER, **options):
+        seen = visit(base + page, **options)
         seen.page.locator(".rl-explorable").scroll_into_view_if_needed()
         seen.page.wait_for_selector(".rl-explorable[data-drawn]")
         return seen
@@ -122,3 +122,43 @@ def test_measured_activations_are_those_of_the_executed_chapter(chapter, project
     assert np.all(np.diff(y) <= 1e-12)
     assert np.all(y <= chebyshev_tail(np.array(KAPPAS)) + 1e-12)
     assert y[KAPPAS.index(10.0)] == pytest.approx(0.00297, rel=0.02)
+
+
+def test_the_stream_by_keyboard(chapter):
+    seen = chapter("notebooks/01-stream.html", viewport={"width": 1440, "height": 900})
+    page = seen.page
+
+    def shown():
+        page.wait_for_timeout(150)
+        return page.evaluate(
+            """() => {
+              const { state, frame } = residlab.explore.mounted.get("stream");
+              const plot = document.querySelector("#explore-stream .rl-plot");
+              const of = (name) => plot.data.find((trace) => trace.name === name);
+              const bars = Array.from(of("entries of the token").y).filter(Number.isFinite);
+              const here = of("at the chosen layer");
+              const total = bars.reduce((a, b) => a + b, 0);
+              return { state, readouts: frame.readouts, total, here: { x: [...here.x], y: [...here.y] } };
+            }"""
+        )
+
+    giant = shown()
+    assert giant["state"] == {"layer": 12, "token": "t0"}
+    assert giant["readouts"]["channel"] == 507
+    assert giant["readouts"]["largest"] > 20_000
+    page.focus("#explore-stream-layer")
+    page.keyboard.press("ArrowLeft")
+    before = shown()
+    assert before["state"]["layer"] == 11
+    assert before["readouts"]["largest"] < 500
+    page.keyboard.press("Home")
+    assert shown()["readouts"]["rms"] < 1
+    page.keyboard.press("End")
+    page.focus("#explore-stream-token")
+    page.keyboard.press("ArrowDown")
+    last = shown()
+    assert last["state"] == {"layer": 30, "token": "t1"}
+    assert last["here"]["x"] == [30, 30]
+    assert last["here"]["y"] == pytest.approx([last["readouts"]["rms"], last["readouts"]["largest"]])
+    assert {giant["total"], before["total"], last["total"]} == {576}
+    seen.assert_clean()

@@ -60,3 +60,32 @@ def observe_inputs(modules: Mapping[str, nn.Module], observer: Callable[[str, Te
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def observe_outputs(modules: Mapping[str, nn.Module], observer: Callable[[str, Any], None]) -> Iterator[None]:
+    """Call ``observer(name, output)`` whenever one of ``modules`` has run, with what it returned, as it is.
+
+    As `observe_inputs`; an output that is a tuple (attention returns its weights beside the result) is passed on whole
+    and not detached.
+
+    Parameters
+    ----------
+    modules : mapping of str to nn.Module
+        What to observe, by the name that the observer is told.
+    observer : callable
+        Receives the module's name and its output, to which it must not write.
+    """
+
+    def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def see(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+            observer(name, output)
+
+        return see
+
+    handles = [module.register_forward_hook(hook(name)) for name, module in modules.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
