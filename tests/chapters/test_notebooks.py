@@ -13,7 +13,7 @@ PROJECT = Project.find()
 @pytest.mark.parametrize("name", PROJECT.chapter_names())
 def test_runs_in_plain_jupyter_from_another_folder(name, tmp_path):
     notebook = nbformat.read(PROJECT.notebooks / f"{name}.ipynb", 4)
-    client = NotebookClient(notebook, timeout=180, kernel_name="python3", resources={"metadata": {"path": tmp_path}})
+    client = NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": tmp_path}})
     client.execute()
     shown = {mime for cell in notebook.cells for output in cell.get("outputs", ()) for mime in output.get("data", ())}
     assert "application/vnd.jupyter.widget-view+json" in shown  # the live face
