@@ -53,6 +53,15 @@ class SmallCompendium:
             self.command(*arguments), capture_output=True, text=True, timeout=timeout, env=dict(os.environ)
         )
 
+    def started(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command and return its process, standard error piped."""
+        return subprocess.Popen(self.command(*arguments), stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+
+    def gate(self) -> tuple[str, Path]:
+        """Return a cell that waits for a file, and the file that lets it pass: a chapter as slow as a test needs."""
+        path = self.root / "passed"
+        return f"import time\nwhile not __import__('os').path.exists({str(path)!r}):\n    time.sleep(0.05)", path
+
     def executed(self, name: str) -> Path:
         """Return where a chapter's executed notebook lies."""
         return self.root / "executed" / f"{name}.ipynb"

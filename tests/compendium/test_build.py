@@ -1,6 +1,5 @@
 """A small book built by both commands: what it shows, what stops it, and what another address adds."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -126,16 +125,24 @@ def test_a_number_glued_as_something_else_is_one_sentence(small_book):
 
 
 def test_two_builds_at_once_wait(small_book):
-    small_book.chapter("02-b", "import time\ntime.sleep(2)\nprint('drawn')")
-    first = subprocess.Popen(small_book.command("build"), stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    cell, gate = small_book.gate()
+    small_book.chapter("02-b", cell, "print('drawn')")
+    first = small_book.started("build")
     while not (small_book.root / ".residlab.lock-holder").exists():
+        assert first.poll() is None
         time.sleep(0.02)
-    second = jupyter_book(small_book)
-    _, stderr = first.communicate(timeout=120)
-    assert first.returncode == 0, stderr
-    assert second.returncode == 0, second.stderr
-    assert "waiting for another process" in second.stderr
-    assert "executing" not in second.stderr
+    second = subprocess.Popen(
+        [JUPYTER_BOOK, "build", "."], cwd=small_book.root, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    waiting = next((line for line in second.stderr if "waiting" in line), "it never waited")
+    gate.touch()
+    assert waiting.startswith("residlab: waiting for another process")
+    _, first_said = first.communicate(timeout=120)
+    _, second_said = second.communicate(timeout=120)
+    assert first.returncode == 0, first_said
+    assert second.returncode == 0, second_said
+    assert "02-b: executing" in first_said
+    assert "executing" not in second_said
 
 
 OUTSIDE = re.compile(r'href="(https://(?:github|mybinder|colab)[^"]+)"')

@@ -140,6 +140,8 @@ class Index:
         self.cut = False
         self.asked: list[str] = []
         self.began = threading.Event()
+        self.go_on = threading.Event()
+        self.go_on.set()
         self.hung_up = threading.Event()
         self.address = ""
 
@@ -155,6 +157,7 @@ class Index:
         request.end_headers()
         rest = content[start:]
         self.began.set()
+        self.go_on.wait(60)
         try:
             if self.cut:
                 request.wfile.write(rest[: len(rest) // 2 + 1])

@@ -294,16 +294,16 @@ def test_an_interruption_keeps_what_is_finished_and_ends_pip(bench, tiny, index,
 
 
 def test_two_fetches_at_once_wait_for_each_other(bench, tiny, index, started):
-    index.seconds = 2.5
+    index.go_on.clear()
     first = started(bench.command("--cache-dir", str(bench.cache)))
     assert index.began.wait(20)
     second = started(bench.command("--cache-dir", str(bench.cache)))
+    waiting = second.stderr.readline()
+    index.go_on.set()
     said = [process.communicate(timeout=30)[1] for process in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0], said
-    assert said[1] == (
-        f"residlab: waiting for another process (residlab fetch tiny, pid {first.pid})\n"
-        f"residlab: tiny: present in {bench.cache / 'tiny-1.0'}\n"
-    )
+    assert waiting == f"residlab: waiting for another process (residlab fetch tiny, pid {first.pid})\n"
+    assert said[1] == f"residlab: tiny: present in {bench.cache / 'tiny-1.0'}\n"
     assert sum(asked.endswith(".whl") for asked in index.asked) == 1
 
 
