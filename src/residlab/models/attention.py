@@ -1,0 +1,171 @@
+"""Causal self-attention with grouped key-value heads, rotary positions and a cache."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from residlab.models.config import ModelConfig
+
+
+class KVCache:
+    """Keys and values of the tokens that a model has seen, for each layer; filled by `Transformer.forward`.
+
+    Parameters
+    ----------
+    config
+        The model's.
+    batch, capacity
+        Sequences, and the most tokens of each: memory is taken at once,
+        ``2 depth batch kv_heads capacity head_dim`` numbers.
+    dtype, device
+        Those of the model's activations.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        batch: int,
+        capacity: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        shape = (config.depth, 2, batch, config.kv_heads, capacity, config.head_dim)
+        self.store = torch.zeros(shape, dtype=dtype, device=device)
+        self.length = 0
+
+    @property
+    def capacity(self) -> int:
+        """The most tokens that fit."""
+        return self.store.shape[4]
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append a layer's new keys and values, (B, kv_heads, T, head_dim), and return all of them."""
+        end = self.length + keys.shape[2]
+        stored = self.store[layer]
+        stored[0, :, :, self.length : end] = keys
+        stored[1, :, :, self.length : end] = values
+        return stored[0, :, :, :end], stored[1, :, :, :end]
+
+
+def rotary_table(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines of the rotary angles ``position base**(-2i/head_dim)``, (..., T, head_dim/2) each.
+
+    In float64 for a float64 model, otherwise in float32, whatever ``dtype``. Source: Su et al., arXiv 2104.09864.
+    """
+    precise = torch.float64 if dtype == torch.float64 else torch.float32
+    exponents = torch.arange(0, head_dim, 2, dtype=precise, device=positions.device) / head_dim
+    angles = positions[..., None].to(precise) * (1.0 / base**exponents)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate entries i and i + head_dim/2 of each head together, x of shape (B, heads, T, head_dim)."""
+    cos, sin = (part.unsqueeze(-3) for part in table)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Multi-head causal attention: ``softmax(s Q K^T) V W_O``, ``s = logit_scale beta**layer / sqrt(head_dim)``.
+
+    Query head a reads key-value head ``a // (heads / kv_heads)``.
+
+    Parameters
+    ----------
+    config
+        The model's.
+    layer
+        From 1.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
+        self.layer, self.scale = layer, config.attention_scale(layer)
+        query, key_value = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        self.W_Q = nn.Linear(config.width, query, bias=config.bias)
+        self.W_K = nn.Linear(config.width, key_value, bias=config.bias)
+        self.W_V = nn.Linear(config.width, key_value, bias=config.bias)
+        self.W_O = nn.Linear(query, config.width, bias=config.bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+        return_rows: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend.
+
+        Parameters
+        ----------
+        x : (B, T, width)
+        rotary
+            `rotary_table` of the tokens' positions.
+        mask : (B or 1, 1, T, keys), bool
+            True where a query may look; by default causal over the T tokens.
+        cache
+            Holds earlier tokens; the new ones are added.
+        return_rows
+            Whether to take the explicit path, which makes the attention weights.
+
+        Returns
+        -------
+        output, (B, T, width), and the attention weights, (B, heads, T, keys), or None
+        """
+        B, T, _ = x.shape
+        q = self.W_Q(x).view(B, T, self.heads, self.head_dim).transpose(1, 2)
+        k = self.W_K(x).view(B, T, self.kv_heads, self.head_dim).transpose(1, 2)
+        v = self.W_V(x).view(B, T, self.kv_heads, self.head_dim).transpose(1, 2)
+        if rotary is not None:
+            q, k = rotate(q, rotary), rotate(k, rotary)
+        if cache is not None:
+            k, v = cache.extend(self.layer - 1, k, v)
+        if return_rows:
+            y, rows = self._explicit(q, k, v, mask)
+        else:
+            grouped = self.heads != self.kv_heads
+            causal = mask is None and T > 1
+            y = nn.functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=causal, scale=self.scale, enable_gqa=grouped
+            )
+            rows = None
+        return self.W_O(y.transpose(1, 2).reshape(B, T, -1)), rows
+
+    def _explicit(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        group = self.heads // self.kv_heads
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        logits = (q @ k.transpose(-1, -2)) * self.scale
+        if mask is None:
+            queries, keys = logits.shape[-2:]
+            mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
+        # Softmax in float32 at least: its sum has as many terms as there are keys.
+        precise = logits if logits.dtype == torch.float64 else logits.float()
+        rows = precise.masked_fill(~mask, -math.inf).softmax(dim=-1)
+        return rows.to(v.dtype) @ v, rows
+
+    @torch.no_grad()
+    def value_output_gram(self, gamma: Tensor) -> Tensor:
+        """Return ``<W_a, W_b>_F`` of the heads' maps ``W_a = diag(gamma) W_V^a W_O^a``, (heads, heads), float32 or 64.
+
+        The twin of `residlab.theory.block_variance.head_gram`, on the weights of this module.
+        """
+        precise = torch.promote_types(self.W_V.weight.dtype, torch.float32)
+        V = (self.W_V.weight.to(precise) * gamma.to(precise)).view(self.kv_heads, self.head_dim, -1)
+        V = V.repeat_interleave(self.heads // self.kv_heads, dim=0).flatten(0, 1)
+        O = self.W_O.weight.to(precise)  # noqa: E741
+        product = (V @ V.T) * (O.T @ O)
+        return product.view(self.heads, self.head_dim, self.heads, self.head_dim).sum(dim=(1, 3))
+
+    @torch.no_grad()
+    def value_output_energy(self, gamma: Tensor) -> Tensor:
+        """Return ``||diag(gamma) W_V W_O||_F**2``, the sum of `value_output_gram` at a fraction of its cost."""
+        precise = torch.promote_types(self.W_V.weight.dtype, torch.float32)
+        V = self.W_V.weight.to(precise) * gamma.to(precise)  # (kv_heads head_dim, width)
+        # Heads that share values add up: only the sum of their columns of W_O matters.
+        O = self.W_O.weight.to(precise).view(-1, self.kv_heads, self.heads // self.kv_heads, self.head_dim)  # noqa: E741
+        O = O.sum(dim=2).flatten(1)  # noqa: E741
+        return ((V @ V.T) * (O.T @ O)).sum()
