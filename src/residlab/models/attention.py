@@ -133,7 +133,7 @@ class Attention(nn.Module):
                 q, k, v, attn_mask=mask, is_causal=causal, scale=self.scale, enable_gqa=grouped
             )
             rows = None
-        return self.W_O(y.transpose(1, 2).reshape(B, T, -1)), rows
+        return self.W_O(y.transpose(1, 2).flatten(2)), rows
 
     def _explicit(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         group = self.heads // self.kv_heads
