@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from residlab.bench.command import add_arguments as add_bench_arguments
     from residlab.data.command import add_arguments as add_fetch_arguments
 
     parser = argparse.ArgumentParser(prog="residlab", description="The residual stream: bound it, remove it, round it.")
@@ -85,6 +86,10 @@ def _parser() -> argparse.ArgumentParser:
     claims.add_argument("--json", action="store_true", help="print a list of {id, verdict, value, interval, …}")
     claims.add_argument("--check", action="store_true", help="fail if a verdict differs from the accepted one")
 
+    bench = commands.add_parser("bench", help="time norms and models side by side, with their floors")
+    add_bench_arguments(bench)
+    bench.set_defaults(run=_bench)
+
     _project_command(commands, "pair", "bring each chapter's .md and .ipynb in step", _pair)
     return parser
 
@@ -121,6 +126,12 @@ def _fetch(args: argparse.Namespace) -> int:
 
         converted_smollm2()
     return code
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from residlab.bench.command import run
+
+    return run(args)
 
 
 def _execute(args: argparse.Namespace) -> int:

@@ -1,0 +1,1 @@
+"""Side-by-side benchmarks: ratios from one run, with the floors of operations and bytes beside them."""

@@ -1,0 +1,125 @@
+"""``residlab bench``: the benchmarks, their progress, their tables and their file."""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from residlab.errors import ResidlabError
+
+SUITES = ("norms", "training", "generation", "scaling")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"any of {', '.join(SUITES)} (default: all)")
+    parser.add_argument("--threads", type=int, default=2, metavar="N", help="torch threads (default: 2)")
+    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds (default: 7)")
+    parser.add_argument("--no-compile", action="store_true", help="leave out what needs a C++ compiler")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, and the machine, to this file")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the benchmarks that were asked for.
+
+    Raises
+    ------
+    ResidlabError
+        If a suite is unknown, a number is out of range, or the file cannot be written.
+    """
+    unknown = [name for name in args.suites if name not in SUITES]
+    if unknown:
+        raise ResidlabError(f"there is no benchmark {unknown[0]!r}; there are {', '.join(SUITES)}")
+    for name in ("threads", "repeats"):
+        if getattr(args, name) < 1:
+            raise ResidlabError(f"--{name} must be >= 1; got {getattr(args, name)}")
+    if args.json and not args.json.parent.is_dir():
+        raise ResidlabError(f"--json {args.json}: there is no folder {args.json.parent}")
+
+    from rich.console import Console
+
+    from residlab.bench.timing import machine, threads
+
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    found: dict[str, Any] = {}
+    with threads(args.threads):
+        found["machine"] = machine()
+        load = found["machine"]["load"]
+        if load is not None and load > 0.3 * (os.cpu_count() or 1):
+            print(f"residlab: this machine is busy (load {load:.1f}): believe ratios only", file=sys.stderr)
+        for suite in args.suites or SUITES:
+            with _progress(suite) as advance:
+                found[suite] = _RUNNERS[suite](args, console, advance)
+    if args.json:
+        _write(found, args.json)
+    return 0
+
+
+def _norms(args: argparse.Namespace, console: Any, advance: Callable[[str], None]) -> Any:
+    raise NotImplementedError
+
+
+def _training(args: argparse.Namespace, console: Any, advance: Callable[[str], None]) -> Any:
+    from residlab.bench.models import training_step
+    from residlab.bench.report import show
+
+    report = training_step(repeats=args.repeats, compiled=not args.no_compile, advance=advance)
+    show(report, console)
+    return report.to_dict()
+
+
+def _generation(args: argparse.Namespace, console: Any, advance: Callable[[str], None]) -> Any:
+    from residlab.bench.models import cached_generation
+    from residlab.bench.report import show
+
+    report = cached_generation(repeats=args.repeats, advance=advance)
+    show(report, console)
+    return report.to_dict()
+
+
+def _scaling(args: argparse.Namespace, console: Any, advance: Callable[[str], None]) -> Any:
+    from residlab.bench import scaling
+
+    found = {}
+    for sweep in scaling.SWEEPS:
+        points = scaling.points(sweep, repeats=min(args.repeats, 5), advance=advance)
+        scaling.show(sweep, points, console)
+        found[sweep] = [dataclasses.asdict(point) for point in points]
+    return found
+
+
+_RUNNERS = {"norms": _norms, "training": _training, "generation": _generation, "scaling": _scaling}
+
+
+@contextmanager
+def _progress(suite: str) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal what is being timed."""
+    if not sys.stderr.isatty():
+        yield lambda name: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"{suite} ...") as status:
+        calls = 0
+
+        def advance(name: str) -> None:
+            nonlocal calls
+            calls += 1
+            status.update(f"{suite}: {name} ({calls} runs)")
+
+        yield advance
+
+
+def _write(found: dict[str, Any], file: Path) -> None:
+    temporary = file.with_name(f".{file.name}.part")
+    try:
+        temporary.write_text(json.dumps(found, indent=2) + "\n")
+        temporary.replace(file)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ResidlabError(f"{file} cannot be written: {error}") from error
