@@ -48,3 +48,55 @@ def uniform_mass_on_key(queries: int, key: int = 0) -> float:
     if not 0 <= key < queries - 1:
         raise ValueError(f"no query comes after key {key} in {queries} queries")
     return sum(1 / (q + 1) for q in range(key + 1, queries)) / (queries - key - 1)
+
+
+def row_entropy(weights: Tensor) -> Tensor:
+    """Return the Shannon entropy of each attention row, in nats: ``-sum_j p_j ln p_j``, with ``0 ln 0 = 0``.
+
+    Parameters
+    ----------
+    weights : Tensor, shape (..., keys)
+        Rows that add up to 1, of any floating-point dtype.
+
+    Returns
+    -------
+    Tensor, float64, shape (...)
+        0 when one key has it all, ``ln n`` when n keys share alike.
+
+    Raises
+    ------
+    ValueError
+        If a row does not add up to 1 within 1 %.
+    """
+    rows = weights.detach().double()
+    if not torch.allclose(rows.sum(-1), torch.ones((), dtype=torch.float64, device=rows.device), atol=0.01):
+        raise ValueError("rows of attention must add up to 1; were these logits?")
+    return torch.special.entr(rows).sum(-1)
+
+
+def token_similarity(x: Tensor) -> Tensor:
+    """Return the mean cosine between two different tokens of a sequence: 1 when all point one way (rank collapse).
+
+    ``(||sum_t x_t/|x_t|||**2 - T) / (T (T - 1))``; no T x T matrix is formed. Tokens that are zero count as similar to
+    none.
+
+    Parameters
+    ----------
+    x : Tensor, shape (..., T, d), T >= 2
+        Of any floating-point dtype.
+
+    Returns
+    -------
+    Tensor, float64, shape (...)
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than two tokens.
+    """
+    if x.ndim < 2 or x.shape[-2] < 2:
+        raise ValueError(f"similarity is between at least two tokens, (..., T, d); got shape {tuple(x.shape)}")
+    directions = torch.nn.functional.normalize(x.detach().double(), dim=-1, eps=1e-300)
+    T = x.shape[-2]
+    own = directions.square().sum(dim=(-1, -2))
+    return (directions.sum(dim=-2).square().sum(dim=-1) - own) / (T * (T - 1))
