@@ -36,9 +36,9 @@ def small_book(compendium):
     compendium.root.joinpath("index.md").write_text("# Front\n\nSee {doc}`/notebooks/01-a`.\n")
     toc = {"format": "jb-book", "root": "index", "chapters": [{"file": f"notebooks/{n}"} for n in ("01-a", "02-b")]}
     compendium.root.joinpath("_toc.yml").write_text(yaml.safe_dump(toc))
-    glue = "from myst_nb import glue\nglue('answer', float(42), display=False)"
+    glue = "from myst_nb import glue\nglue('answer', 42.0, display=False)\nglue('tiny', 1.5e-23, display=False)"
     path = compendium.chapter("01-a", glue)
-    path.write_text(path.read_text() + "The answer is {glue:text}`answer:.0f`.\n")
+    path.write_text(path.read_text() + "The answer is {glue:text}`answer:.0f`, or {glue:text}`tiny:.1e`.\n")
     compendium.chapter("02-b", "print('drawn', 6 * 7)")
     return compendium
 
@@ -61,6 +61,7 @@ def test_both_commands_show_the_same_and_the_second_runs_nothing(small_book):
     shown = [page(small_book, f"notebooks/{name}.html") for name in ("01-a", "02-b")]
     assert "The answer is" in shown[0]
     assert re.search(r">42</span>", shown[0])
+    assert ">1.5\u00a0×\u00a010⁻²³</span>" in shown[0]
     assert "drawn 42" in shown[1]
     start = time.monotonic()
     second = small_book.run("build", "--strict")
@@ -106,11 +107,16 @@ def test_a_failing_chapter_stops_the_build_by_name(small_book, command):
 
 def test_a_warning_stops_a_strict_build_only(small_book):
     small_book.root.joinpath("index.md").write_text("# Front\n\nSee {doc}`/nowhere`.\n")
-    assert small_book.run("build").returncode == 0
+    unlisted = small_book.chapter("03-c", "pass")
+    lenient = small_book.run("build")
+    assert lenient.returncode == 0
+    assert "chapter 03-c is not in _toc.yml: it was executed, but no page shows it" in lenient.stderr
+    unlisted.unlink()
     for _ in range(2):  # and stops it again: nothing was mended
         strict = small_book.run("build", "--strict")
         assert strict.returncode == 1
         assert "nowhere" in strict.stderr
+        assert "_toc.yml" not in strict.stderr
     small_book.root.joinpath("index.md").write_text("# Front\n")
     assert small_book.run("build", "--strict").returncode == 0
 
