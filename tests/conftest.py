@@ -22,9 +22,10 @@ from residlab.compendium.project import Project
 hypothesis.settings.register_profile("residlab", deadline=None)
 hypothesis.settings.load_profile("residlab")
 
-# Before torch is imported: processes side by side share the cores, and threads that wait for a core spin.
-SIDE_BY_SIDE = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // SIDE_BY_SIDE)))
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    # Before torch is imported: tests side by side share the cores, and threads that wait for a core spin.
+    beside = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // beside)))
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]

@@ -73,6 +73,7 @@ def check(seen, name):
     assert blank_traces(page) == [], name
     assert torn_off(page) == [], name
     assert unmarked(page) == [], name
+    assert loose(page) == [], name
     seen.assert_clean()
 
 
@@ -100,6 +101,17 @@ def unmarked(page):
           const scrolls = box.scrollWidth > box.clientWidth + 1 && ["auto", "scroll"].includes(style.overflowX);
           const reached = box.matches("[tabindex]") || box.querySelector("[tabindex], a, button");
           return scrolls && !(style.maskImage.includes("gradient") && reached) ? [box.textContent.slice(0, 80)] : [];
+        })"""
+    )
+
+
+def loose(page):
+    """Return the tables whose frame is wider than what they hold."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll(".bd-article table")].flatMap((table) => {
+          const row = table.querySelector("tr").getBoundingClientRect();
+          const spare = table.getBoundingClientRect().width - row.width;
+          return row.width && spare > 4 ? [`${spare} px beside ${table.textContent.trim().slice(0, 40)}`] : [];
         })"""
     )
 
@@ -189,6 +201,31 @@ def test_what_is_wrong_would_be_seen(book, visit):
     page.add_style_tag(content=".rl-unbroken { white-space: normal } [data-rl-more] { mask-image: none !important }")
     assert torn_off(page)
     assert unmarked(page)
+    page = visit(book / "book/rerun.html", **DESKTOP).page
+    assert loose(page) == []
+    page.add_style_tag(content=".bd-article table { width: 100% !important }")
+    assert loose(page)
+
+
+@pytest.mark.browser
+def test_a_wide_formula_is_scrolled_by_the_keyboard_and_fades_where_it_goes_on(book, visit):
+    page = visit(book / "notebooks/04-theorem.html", **PHONE).page
+    settle(page)
+    for box in ("div.math mjx-container", "span.math"):
+        wide = page.locator(f"{box}[data-rl-more=right]").first
+        wide.scroll_into_view_if_needed()
+        size = wide.bounding_box()
+        (wide if box.endswith("container") else wide.locator("mjx-container")).focus()
+        page.keyboard.press("ArrowRight")
+        scrolled = page.locator(f"{box}:is([data-rl-more=both], [data-rl-more=left])")
+        scrolled.wait_for()
+        for _ in range(40):
+            page.keyboard.press("ArrowRight")
+        page.locator(f"{box}[data-rl-more=left]").wait_for()
+        now = page.locator(f"{box}[data-rl-more=left]").bounding_box()
+        assert (now["width"], now["height"]) == (size["width"], size["height"])
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.wait_for_function("!document.querySelector('.bd-article [data-rl-more]')")
 
 
 class Links(HTMLParser):
