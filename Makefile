@@ -29,7 +29,7 @@ book: data  ## execute the chapters and render the book
 	@$(BIN)/residlab build --strict
 
 test: data  ## execute, render and check everything
-	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
 
 serve: book  ## show the book on this machine
 	@$(BIN)/residlab serve

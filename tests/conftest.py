@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,11 @@ from residlab.compendium.project import Project
 # Test machines are busy: how long one example takes says nothing about the code.
 hypothesis.settings.register_profile("residlab", deadline=None)
 hypothesis.settings.load_profile("residlab")
+
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    # Before torch is imported: tests side by side share the cores, and threads that wait for a core spin.
+    beside = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // beside)))
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]

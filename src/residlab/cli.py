@@ -140,10 +140,15 @@ def _execute(args: argparse.Namespace) -> int:
 
     project = _project(args)
     names = project.resolve_names(args.chapters)
-    if args.list:
-        return _list_chapters(project, names)
+    profile = args.profile or recorded_profile(project)
+    limits = Limits.of(profile, args.cell_timeout, args.chapter_timeout)
+    ex.check_workers(args.jobs)
     if args.output and not args.parameters:
         raise ResidlabError("--output goes with -p: without parameters the result belongs to the book")
+    if args.list:
+        if args.parameters:
+            raise ResidlabError("--list shows what the book would run: it goes without -p")
+        return _list_chapters(project, names, profile, force=args.force)
     with project.lock():
         if args.parameters:
             if len(names) != 1 or not args.chapters:
@@ -151,34 +156,34 @@ def _execute(args: argparse.Namespace) -> int:
                     "-p sets the parameters of one chapter: name it, as in residlab execute 02 -p kappa=5"
                 )
             job = ex.custom_job(project, names[0], args.parameters, args.output)
-            profile = args.profile or recorded_profile(project)
-            limits = Limits.of(profile, args.cell_timeout, args.chapter_timeout)
             ex.raise_failures(ex.run_jobs(project, [job], profile, limits))
             print(job.output)
             return 0
         done = ex.execute(
             project,
-            names,
+            args.chapters and names,
             profile=args.profile,
             force=args.force,
             workers=args.jobs,
             cell_timeout=args.cell_timeout,
             chapter_timeout=args.chapter_timeout,
         )
+    for name in project.unlisted(names):
+        print(f"residlab: warning: {name} is not in _toc.yml: no page shows it", file=sys.stderr)
     print(f"{len(done)} executed, {len(names) - len(done)} unchanged", file=sys.stderr)
     return 0
 
 
-def _list_chapters(project: Project, names: list[str]) -> int:
+def _list_chapters(project: Project, names: list[str], profile: str, *, force: bool) -> int:
     from residlab.compendium import execute as ex
     from residlab.compendium.chapter import Chapter
-    from residlab.compendium.profiles import recorded_profile
 
-    profile = recorded_profile(project)
-    stale = {job.chapter.name: job.reason for job in ex.stale_jobs(project, names, profile)}
+    stale = {job.chapter.name: job.reason for job in ex.stale_jobs(project, names, profile, force=force)}
+    unlisted = project.unlisted(names)
     for name in names:
         chapter = Chapter(name, project.notebooks / f"{name}.md")
-        print(f"{name}  ({stale.get(name, 'up to date')})")
+        note = ", not in _toc.yml" if name in unlisted else ""
+        print(f"{name}  ({stale.get(name, 'up to date')}{note})")
         for parameter in chapter.parameters.values():
             print(f"    -p {parameter.name}={parameter.default}  {parameter.describe()}: {parameter.meaning}")
     return 0

@@ -30,7 +30,7 @@ class SmallCompendium:
     def __init__(self, root: Path) -> None:
         self.root = root
         (root / "notebooks").mkdir()
-        (root / "_toc.yml").write_text("format: jb-book\nroot: index\n")
+        (root / "_toc.yml").write_text("format: jb-book\nroot: index\nchapters: [{glob: notebooks/*}]\n")
 
     def chapter(self, name: str, *cells: str, parameters: str = "") -> Path:
         """Write a chapter of code cells, and return its path."""
@@ -43,9 +43,13 @@ class SmallCompendium:
         path.write_text(text)
         return path
 
+    def arguments(self, *arguments: str) -> list[str]:
+        """Return the arguments of ``residlab COMMAND --root``."""
+        return [arguments[0], "--root", str(self.root), *arguments[1:]]
+
     def command(self, *arguments: str) -> list[str]:
         """Return the command line of ``residlab COMMAND --root``."""
-        return [sys.executable, "-m", "residlab.cli", arguments[0], "--root", str(self.root), *arguments[1:]]
+        return [sys.executable, "-m", "residlab.cli", *self.arguments(*arguments)]
 
     def run(self, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Run a command and return what came of it."""

@@ -5,10 +5,12 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
+from residlab.cli import main
 from residlab.compendium.numbers import glued
 
 GLUE = "from myst_nb import glue\nglue('x', float({}), display=False)"
@@ -85,11 +87,13 @@ def test_each_failure_names_chapter_cell_and_error_while_the_others_are_done(com
         assert what in line
         assert not compendium.executed(name).exists()
     assert glued(compendium.executed("11-good")) == {"x": 11.0}
-    for name in FAILURES:
-        compendium.chapter(name, "pass")
+    mended, *others = FAILURES
+    compendium.chapter(mended, "pass")
+    for name in others:
+        compendium.root.joinpath("notebooks", f"{name}.md").unlink()
     rerun = compendium.run("execute", timeout=240)
     assert rerun.returncode == 0, rerun.stderr
-    assert f"{len(FAILURES)} executed, 1 unchanged" in rerun.stderr
+    assert "1 executed, 1 unchanged" in rerun.stderr
 
 
 def test_a_chapter_that_hangs_beyond_its_cell_limit_is_killed_with_its_kernel(compendium):
@@ -155,13 +159,12 @@ def test_a_terminated_run_leaves_no_kernel(compendium, name):
 
 
 @pytest.mark.parametrize("record", ['"x"', '{"fingerprint": "zz"}', '{"fingerprint": {}, "also_loaded": 3}', "[1]"])
-def test_an_executed_notebook_that_was_tampered_with_is_made_again(compendium, record):
+def test_an_executed_notebook_that_was_tampered_with_is_made_again(compendium, capsys, record):
     compendium.chapter("01-a", "pass")
     compendium.executed("01-a").parent.mkdir()
     compendium.executed("01-a").write_text(f'{{"cells": [], "metadata": {{"residlab": {record}}}}}')
-    listed = compendium.run("execute", "--list")
-    assert listed.returncode == 0, listed.stderr
-    assert "up to date" not in listed.stdout
+    assert main(compendium.arguments("execute", "--list")) == 0
+    assert "up to date" not in capsys.readouterr().out
 
 
 def test_a_limit_may_be_a_fraction(compendium):
@@ -224,18 +227,68 @@ def test_the_profile_is_remembered_and_makes_a_chapter_stale(compendium):
     [
         (["execute", "99"], "no chapter named '99'; chapters are: 01-a"),
         (["execute", "--jobs", "0"], "--jobs must be at least 1, got 0"),
+        (["execute", "--jobs", "0", "--list"], "--jobs must be at least 1, got 0"),
+        (["execute", "01", "--jobs", "0", "-p", "lam=1"], "--jobs must be at least 1, got 0"),
         (["execute", "--cell-timeout", "-1"], "--cell-timeout must be a positive number of seconds"),
+        (["execute", "--cell-timeout", "-1", "--list"], "--cell-timeout must be a positive number of seconds"),
+        (["execute", "--chapter-timeout", "nan", "--list"], "--chapter-timeout must be a positive number of seconds"),
         (["execute", "-o", "x.ipynb"], "--output goes with -p"),
+        (["execute", "-o", "x.ipynb", "--list"], "--output goes with -p"),
+        (["execute", "01", "-p", "lam=1", "--list"], "--list shows what the book would run: it goes without -p"),
         (["execute", "01", "-p", "lam=1", "-o", "x.txt"], "has no parameter 'lam'"),
         (["serve"], "the book is not built yet: run residlab build"),
     ],
 )
-def test_slips_are_one_sentence(compendium, arguments, says):
+def test_slips_are_one_sentence(compendium, capsys, arguments, says):
     compendium.chapter("01-a", "pass")
-    result = compendium.run(*arguments)
-    assert result.returncode == 1
-    assert says in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+    assert main(compendium.arguments(*arguments)) == 1
+    said = capsys.readouterr().err
+    assert says in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_the_list_says_what_the_given_options_would_run(compendium, capsys):
+    compendium.chapter("01-a", "pass", parameters=PARAMETERS)
+    compendium.chapter("02-b", "pass")
+    assert compendium.run("execute").returncode == 0
+    reasons = {}
+    for options in ([], ["--profile", "cpu"], ["--force"]):
+        assert main(compendium.arguments("execute", "--list", *options)) == 0
+        lines = capsys.readouterr().out.splitlines()
+        reasons[" ".join(options)] = [line.partition("  ")[2] for line in lines if not line.startswith(" ")]
+    assert reasons == {
+        "": ["(up to date)"] * 2,
+        "--profile cpu": ["(changed: parameters)", "(up to date)"],
+        "--force": ["(asked for)"] * 2,
+    }
+
+
+def test_a_chapter_outside_the_table_of_contents_is_named(compendium):
+    compendium.root.joinpath("_toc.yml").write_text(
+        "{format: jb-book, root: index, parts: [{caption: One, chapters: [{file: notebooks/01-a}]}]}"
+    )
+    compendium.chapter("01-a", "pass")
+    compendium.chapter("02-b", "pass")
+    result = compendium.run("execute")
+    assert result.returncode == 0
+    assert "residlab: warning: 02-b is not in _toc.yml: no page shows it" in result.stderr
+    assert "01-a is not" not in result.stderr
+    assert "02-b  (up to date, not in _toc.yml)" in compendium.run("execute", "--list").stdout
+
+
+def test_the_executed_notebook_of_a_chapter_that_is_gone_goes_too(compendium):
+    for name in ("01-a", "02-b"):
+        compendium.chapter(name, "pass")
+    compendium.run("execute")
+    compendium.root.joinpath("notebooks", "02-b.md").unlink()
+    own = compendium.executed("03-mine")
+    own.write_text("{}")
+    assert "gone" not in compendium.run("execute", "01").stderr
+    assert compendium.executed("02-b").exists()
+    result = compendium.run("execute")
+    assert result.returncode == 0
+    assert f"02-b: its chapter is gone; removed {Path('executed', '02-b.ipynb')}" in result.stderr
+    assert sorted(compendium.executed("x").parent.glob("*.ipynb")) == [compendium.executed("01-a"), own]
 
 
 def test_outside_a_compendium_it_says_so(tmp_path):

@@ -5,8 +5,9 @@ import pytest
 from scipy import integrate, stats
 
 from residlab.errors import ResidlabError
-from residlab.explore.chebyshev import BIN, KAPPAS, LAMBDAS, REACH, MeasuredLaw, chebyshev_explorable, measured_law
+from residlab.explore.chebyshev import BIN, REACH, MeasuredLaw, chebyshev_explorable, measured_law
 from residlab.explore.explorable import Explorable
+from residlab.explore.panels import KAPPAS, LAMBDAS
 
 FROZEN = {
     "gaussian": stats.norm(),

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from residlab.explore.chebyshev import KAPPAS, LAMBDAS
 from residlab.explore.explorable import Explorable
 from residlab.explore.formats import format_value
+from residlab.explore.panels import KAPPAS, LAMBDAS
 from residlab.explore.static_face import explorable_html
 from residlab.theory.laws import gaussian_tail
 

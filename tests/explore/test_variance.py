@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from residlab.explore.panels import KAPPAS, LAMBDAS
 from residlab.explore.static_face import explorable_html
-from residlab.explore.variance import DEPTHS, KAPPAS, LAMBDAS, RHOS, variance_explorable
+from residlab.explore.variance import DEPTHS, RHOS, variance_explorable
 from residlab.theory.recursion import critical_ratio, second_moments
 
 STATES = 10_000
@@ -42,13 +43,15 @@ def test_form_equals_theory_on_random_states(explorable: Any, bare_page: Any, vi
     states = random_states()
     for begin in range(0, STATES, 2000):
         chunk = states[begin : begin + 2000]
+        drawn, wanted = [], []
         for state, got in zip(chunk, page.evaluate(RUN, chunk), strict=True):
-            wanted = explorable.compute(**dict(zip(("lam", "kappa", "depth", "rho"), state, strict=True)))
-            ends = [wanted.series[name][1][-1] for name in ("preln", "lns", "bhyt")]
-            np.testing.assert_allclose(got["ends"], ends, rtol=1e-11, err_msg=str(state))
-            np.testing.assert_allclose(np.array(got["exceeds"], float), wanted.series["exceeds"][1], rtol=1e-11)
-            values = [wanted.readouts[name] for name in got["names"]]
-            np.testing.assert_allclose(np.array(got["readouts"], float), values, rtol=1e-11, err_msg=str(state))
+            frame = explorable.compute(**dict(zip(("lam", "kappa", "depth", "rho"), state, strict=True)))
+            drawn.append([*got["ends"], *got["exceeds"], *got["readouts"]])
+            ends = [frame.series[name][1][-1] for name in ("preln", "lns", "bhyt")]
+            readouts = [frame.readouts[name] for name in got["names"]]
+            wanted.append([*ends, *frame.series["exceeds"][1], *readouts])
+        np.testing.assert_allclose(np.array(drawn, float), wanted, rtol=1e-11)
+        assert len(readouts) == len(frame.readouts)
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.35, 1.0])

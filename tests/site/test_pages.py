@@ -6,9 +6,16 @@ from html.parser import HTMLParser
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 import pytest
+import yaml
 
-PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+from residlab.compendium.project import Project
+
+TOC = yaml.safe_load((Project.find().root / "_toc.yml").read_text())
+PAGES = [
+    f"{file}.html" for file in (TOC["root"], *(entry["file"] for part in TOC["parts"] for entry in part["chapters"]))
+]
 DESKTOP = {"viewport": {"width": 1440, "height": 900}}
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 
 
 def settle(page):
@@ -51,63 +58,174 @@ def blank_traces(page):
     )
 
 
-@pytest.mark.browser
-@pytest.mark.parametrize("options", [DESKTOP, {**PHONE, "color_scheme": "dark"}], ids=["desktop-light", "phone-dark"])
-def test_every_page_is_typeset_drawn_and_quiet(base, pages, visit, options):
-    for name in pages:
-        seen = visit(base + name, **options)
-        page = seen.page
-        page.wait_for_load_state("load")
-        if name != "index.html":  # a redirect to the front page
-            settle(page)
-            broken = page.evaluate(
-                "[...document.querySelectorAll('mjx-merror, [data-mjx-error]')].map((e) => e.textContent)"
-            )
-            assert broken == [], name
-            assert "\\(" not in page.locator("main").inner_text(), name
-            assert blank_traces(page) == [], name
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{name} scrolls sideways"
-            missing = page.evaluate(
-                "[...document.images].filter((i) => !i.complete || !i.naturalWidth).map((i) => i.src)"
-            )
-            assert missing == [], name
-        seen.assert_clean()
-        page.context.close()
+def check(seen, name):
+    """Check that a settled page is typeset, drawn, within the window, and quiet."""
+    page = seen.page
+    found = page.evaluate(
+        """() => ({
+          broken: [...document.querySelectorAll("mjx-merror, [data-mjx-error]")].map((e) => e.textContent),
+          untypeset: document.querySelector("main").innerText.includes("\\\\("),
+          sideways: document.documentElement.scrollWidth > innerWidth,
+          missing: [...document.images].filter((i) => !i.complete || !i.naturalWidth).map((i) => i.src),
+        })"""
+    )
+    assert found == {"broken": [], "untypeset": False, "sideways": False, "missing": []}, name
+    assert blank_traces(page) == [], name
+    assert torn_off(page) == [], name
+    assert unmarked(page) == [], name
+    assert loose(page) == [], name
+    seen.assert_clean()
 
 
-@pytest.mark.browser
-def test_a_blank_figure_would_fail(base, visit):
-    page = visit(base + "notebooks/02-chebyshev.html", **DESKTOP).page
-    settle(page)
-    assert blank_traces(page) == []
-    page.evaluate("document.querySelector('.rl-figure .scatterlayer').innerHTML = ''")
-    assert len(blank_traces(page)) == 1
+def torn_off(page):
+    """Return the formulas whose punctuation stands on the next line."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll("span.math")].flatMap((formula) => {
+          const next = formula.nextSibling;
+          if (next?.nodeType !== Node.TEXT_NODE || !/^[.,;:!?)]/.test(next.data)) return [];
+          const range = document.createRange();
+          range.setStart(next, 0);
+          range.setEnd(next, 1);
+          const [mark, box] = [range.getBoundingClientRect(), formula.getBoundingClientRect()];
+          const torn = box.width && (mark.top > box.bottom || mark.left < box.left);
+          return torn ? [formula.parentElement.textContent] : [];
+        })"""
+    )
 
 
-@pytest.mark.browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(book, pages, visit, scheme):
+def unmarked(page):
+    """Return the boxes of the article that scroll sideways, without a sign of it or out of the keyboard's reach."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll(".bd-article :is(span.math, mjx-container, table)")].flatMap((box) => {
+          const style = getComputedStyle(box);
+          const scrolls = box.scrollWidth > box.clientWidth + 1 && ["auto", "scroll"].includes(style.overflowX);
+          const reached = box.matches("[tabindex]") || box.querySelector("[tabindex], a, button");
+          return scrolls && !(style.maskImage.includes("gradient") && reached) ? [box.textContent.slice(0, 80)] : [];
+        })"""
+    )
+
+
+def loose(page):
+    """Return the tables whose frame is wider than what they hold."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll(".bd-article table")].flatMap((table) => {
+          const row = table.querySelector("tr").getBoundingClientRect();
+          const spare = table.getBoundingClientRect().width - row.width;
+          return row.width && spare > 4 ? [`${spare} px beside ${table.textContent.trim().slice(0, 40)}`] : [];
+        })"""
+    )
+
+
+def look(page, *, scheme, width):
+    """Change colours and width of an open page, as a reader does who turns a phone or dims the light."""
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 900})
+    page.wait_for_function(f"document.documentElement.dataset.theme === '{scheme}' && innerWidth === {width}")
+    page.wait_for_function(
+        """[...document.querySelectorAll(".rl-plot")].every((plot) =>
+          Math.abs(plot.getBoundingClientRect().width - plot.querySelector(".main-svg").width.baseVal.value) < 2)"""
+    )
+
+
+def serious(page, **options):
+    """Return axe's serious findings.
+
+    The theme paints its own chrome; what is ours is the article. Insides of pictures and formulas are presentational
+    (role img), and large. Of thousands of coloured words of code a few of each colour are looked at.
+    """
     from axe_playwright_python.sync_playwright import Axe
 
-    for name in pages:
-        if name == "index.html":
-            continue
-        page = visit(book / name, color_scheme=scheme, **DESKTOP).page
-        settle(page)
-        # The theme paints its own chrome; what is ours is the article.
-        # Insides of pictures and formulas are presentational (role img), and large.
-        context = {"include": [[".bd-article"]], "exclude": [[".rl-plot svg"], ["mjx-container"]]}
-        options = {"resultTypes": ["violations"]}
-        if scheme == "dark":  # colours are all that differs
-            options["runOnly"] = ["color-contrast"]
-        found = Axe().run(page, context=context, options=options).response["violations"]
-        serious = [
-            (rule["id"], [node["html"][:200] for node in rule["nodes"]][:3])
-            for rule in found
-            if rule["impact"] in ("serious", "critical")
-        ]
-        assert serious == [], name
-        page.context.close()
+    page.evaluate(
+        """() => {
+          const seen = {};
+          for (const word of document.querySelectorAll(".highlight span[class]")) {
+            seen[word.className] = (seen[word.className] ?? 0) + 1;
+            if (seen[word.className] > 3) word.replaceWith(...word.childNodes);
+          }
+        }"""
+    )
+    context = {"include": [[".bd-article"]], "exclude": [[".rl-plot svg"], ["mjx-container"]]}
+    found = (
+        Axe()
+        .run(page, context=context, options={"resultTypes": ["violations"], "preload": False, **options})
+        .response["violations"]
+    )
+    return [
+        (rule["id"], [node["html"][:200] for node in rule["nodes"]][:3])
+        for rule in found
+        if rule["impact"] in ("serious", "critical")
+    ]
+
+
+def test_every_page_is_looked_at(pages):
+    assert sorted(["index.html", *PAGES]) == pages
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", PAGES)
+def test_from_disk(book, visit, name):
+    seen = visit(book / name, **DESKTOP, color_scheme="light")
+    settle(seen.page)
+    check(seen, name)
+    assert serious(seen.page) == []
+    look(seen.page, scheme="dark", width=390)
+    assert serious(seen.page, runOnly=["color-contrast"]) == []  # colours are all that differs
+    check(seen, name)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", PAGES)
+def test_over_http_on_a_phone(served, visit, name):
+    seen = visit(served + name, **PHONE, color_scheme="dark")
+    settle(seen.page)
+    check(seen, name)
+    look(seen.page, scheme="light", width=1440)
+    check(seen, name)
+
+
+@pytest.mark.browser
+def test_the_address_of_the_book_leads_to_its_front_page(book, served, visit):
+    for address in (book / "index.html", served):
+        seen = visit(address)
+        seen.page.wait_for_url("**/book/intro.html")
+        seen.assert_clean()
+
+
+@pytest.mark.browser
+def test_what_is_wrong_would_be_seen(book, visit):
+    page = visit(book / "notebooks/02-chebyshev.html", **PHONE).page
+    settle(page)
+    assert (blank_traces(page), torn_off(page), unmarked(page)) == ([], [], [])
+    page.evaluate("document.querySelector('.rl-figure .scatterlayer').innerHTML = ''")
+    assert len(blank_traces(page)) == 1
+    page.add_style_tag(content=".rl-unbroken { white-space: normal } [data-rl-more] { mask-image: none !important }")
+    assert torn_off(page)
+    assert unmarked(page)
+    page = visit(book / "book/rerun.html", **DESKTOP).page
+    assert loose(page) == []
+    page.add_style_tag(content=".bd-article table { width: 100% !important }")
+    assert loose(page)
+
+
+@pytest.mark.browser
+def test_a_wide_formula_is_scrolled_by_the_keyboard_and_fades_where_it_goes_on(book, visit):
+    page = visit(book / "notebooks/04-theorem.html", **PHONE).page
+    settle(page)
+    for box in ("div.math mjx-container", "span.math"):
+        wide = page.locator(f"{box}[data-rl-more=right]").first
+        wide.scroll_into_view_if_needed()
+        size = wide.bounding_box()
+        (wide if box.endswith("container") else wide.locator("mjx-container")).focus()
+        page.keyboard.press("ArrowRight")
+        scrolled = page.locator(f"{box}:is([data-rl-more=both], [data-rl-more=left])")
+        scrolled.wait_for()
+        for _ in range(40):
+            page.keyboard.press("ArrowRight")
+        page.locator(f"{box}[data-rl-more=left]").wait_for()
+        now = page.locator(f"{box}[data-rl-more=left]").bounding_box()
+        assert (now["width"], now["height"]) == (size["width"], size["height"])
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.wait_for_function("!document.querySelector('.bd-article [data-rl-more]')")
 
 
 class Links(HTMLParser):
@@ -115,12 +233,13 @@ class Links(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.addresses, self.anchors, self.loads = [], set(), []
+        self.addresses, self.anchors, self.ids, self.loads = [], set(), [], []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         attributes = dict(attrs)
         self.anchors.update(filter(None, (attributes.get("id"), attributes.get("name"))))
+        self.ids += filter(None, [attributes.get("id")])
         if tag == "a" and attributes.get("href"):
             self.addresses.append(attributes["href"])
         for key in ("src", "srcset", "data", "poster"):
@@ -156,6 +275,12 @@ def test_nothing_is_loaded_from_elsewhere(book, pages):
             assert not re.match(r"(https?:)?//", address), f"{name} loads {address}"
             if not address.startswith("data:"):
                 assert (book / urljoin(name, address).partition("?")[0]).exists(), f"{name}: {address}"
+
+
+def test_no_id_stands_twice_on_a_page(book, pages):
+    for name in pages:
+        ids = Links((book / name).read_text(encoding="utf-8")).ids
+        assert [one for one in set(ids) if ids.count(one) > 1] == [], name
 
 
 def test_pages_are_light(book, pages):

@@ -1,164 +1,184 @@
-"""Each slider of the book moved by keyboard, mouse and touch; what is plotted is what theory gives."""
+"""Each explorable of the book by keyboard, mouse and touch; what is plotted is what theory, or the record, gives.
+
+A new explorable is one more `Case`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from residlab.explore.chebyshev import KAPPAS, LAMBDAS
+from residlab.explore import variance
+from residlab.explore.panels import KAPPAS, LAMBDAS
 from residlab.theory.chebyshev import chebyshev_tail, vysochanskij_petunin_tail
 from residlab.theory.laws import LAWS
+from residlab.theory.recursion import second_moments, variance_trajectory
 
 pytestmark = pytest.mark.browser
 
-CHAPTER = "notebooks/02-chebyshev.html"
-LAM, KAPPA, LAW = (f"#explore-chebyshev-{name}" for name in ("lam", "kappa", "law"))
+
+@dataclass(frozen=True)
+class Case:
+    """One explorable of the book.
+
+    Parameters
+    ----------
+    page, name : str
+        The page that holds it, its name there.
+    start : dict
+        The state that a reader meets first.
+    sliders : dict
+        The values of each slider.
+    keys : dict
+        For some controls, the keys to press there, in this order.
+    then : dict
+        The state after those.
+    check : callable
+        Compares what is shown with what should be.
+    """
+
+    page: str
+    name: str
+    start: dict
+    sliders: dict
+    keys: dict
+    then: dict
+    check: Callable
 
 
-def plotted(page):
-    """Return the traces by name, as plotly holds them, and the readouts as text."""
-    page.wait_for_timeout(150)  # an update is coalesced into the next frame
-    traces = page.evaluate(
-        """() => {
-          const list = (values) => Array.from(values, (v) => (Number.isFinite(v) ? v : null));
-          const { data } = document.querySelector(".rl-explorable .rl-plot");
-          return Object.fromEntries(data.map(({ name, x, y }) => [name, { x: list(x), y: list(y) }]));
-        }"""
-    )
-    return {name: (np.array(t["x"], float), np.array(t["y"], float)) for name, t in traces.items()}
+def check_stream(shown):
+    layer, own = int(shown.state["layer"]), shown.readouts
+    assert np.nansum(shown.series["entries of the token"][1]) == 576
+    for name, readout in (("its root mean square", "rms"), ("its largest entry", "largest")):
+        assert shown.series[name][1][layer] == own[readout]
+    x, y = shown.series["at the chosen layer"]
+    assert (x.tolist(), y.tolist()) == ([layer, layer], [own["rms"], own["largest"]])
+    assert own["crest"] == pytest.approx(own["largest"] / own["rms"])
+    if shown.state["token"] == "t0" and 12 <= layer <= 27:
+        assert own["channel"] == 507
+        assert own["largest"] > 20_000
+    elif layer in (0, 11):
+        assert own["largest"] < 500
+        assert own["rms"] < (1 if layer == 0 else 50)
 
 
-def check(page, lam, kappa, law="gaussian"):
-    state = page.evaluate("residlab.explore.mounted.get('chebyshev').state")
-    assert (state["lam"], state["kappa"], state["law"]) == (lam, kappa, law)
-    traces = plotted(page)
-    x, y = traces["chosen law"]
-    np.testing.assert_allclose(y, LAWS[law].tail(x), rtol=1e-9)
-    here_x, here_y = traces["at the chosen κ"]
-    np.testing.assert_allclose(here_x, kappa)
-    np.testing.assert_allclose(here_y, [chebyshev_tail(kappa), LAWS[law].tail(kappa)], rtol=1e-9)
-    for name, bound in (("Chebyshev, 1/κ²", chebyshev_tail), ("unimodal bound (V.–P.)", vysochanskij_petunin_tail)):
-        x, y = traces[name]
-        np.testing.assert_allclose(y, bound(x), rtol=1e-9)
-    inside, outside = traces["inside ±λ"], traces["at or beyond ±λ"]
-    assert np.nansum(inside[1]) + np.nansum(outside[1]) == pytest.approx(1, abs=1e-9)
+def check_chebyshev(shown):
+    lam, kappa, law = shown.state["lam"], shown.state["kappa"], LAWS[shown.state["law"]]
+    wanted = {
+        "chosen law": law.tail,
+        "Chebyshev, 1/κ²": chebyshev_tail,
+        "unimodal bound (V.–P.)": vysochanskij_petunin_tail,
+    }
+    for name, tail in wanted.items():
+        x, y = shown.series[name]
+        np.testing.assert_allclose(y, tail(x), rtol=1e-9)
+    x, y = shown.series["at the chosen κ"]
+    np.testing.assert_allclose(x, kappa)
+    np.testing.assert_allclose(y, [chebyshev_tail(kappa), law.tail(kappa)], rtol=1e-9)
+    inside, outside = (np.nansum(shown.series[name][1]) for name in ("inside ±λ", "at or beyond ±λ"))
+    assert inside + outside == pytest.approx(1, abs=1e-9)
     if lam < 6.5:
-        assert np.nansum(outside[1]) == pytest.approx(float(LAWS[law].tail(kappa)), rel=1e-9)
+        assert outside == pytest.approx(float(law.tail(kappa)), rel=1e-9)
 
 
-@pytest.fixture
-def chapter(base, visit):
-    def opened(page=CHAPTER, **options):
-        seen = visit(base + page, **options)
-        seen.page.locator(".rl-explorable").scroll_into_view_if_needed()
-        seen.page.wait_for_selector(".rl-explorable[data-drawn]")
-        return seen
-
-    return opened
-
-
-def test_by_keyboard(chapter):
-    seen = chapter(viewport={"width": 1440, "height": 900})
-    page = seen.page
-    check(page, 2.0, 10.0)
-    page.focus(LAM)
-    page.keyboard.press("ArrowRight")
-    page.focus(KAPPA)
-    page.keyboard.press("Home")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowRight")
-    check(page, 2.25, 1.5)
-    page.focus(LAW)
-    page.keyboard.press("ArrowDown")
-    check(page, 2.25, 1.5, "laplace")
-    page.focus(KAPPA)
-    page.keyboard.press("End")
-    check(page, 2.25, 20.0, "laplace")
-    seen.assert_clean()
+def check_variance(shown):
+    state = shown.state
+    for name, norm in (("Pre-LN", "pre-ln"), ("LNS", "lns"), ("BHyT", "bhyt")):
+        ratio = state["lam"] / state["kappa"] if norm == "bhyt" else None
+        moments = second_moments(norm, int(state["depth"]), ratio=ratio)
+        wanted = variance_trajectory(moments, correlation=state["rho"])
+        np.testing.assert_allclose(shown.series[name][1], wanted, rtol=1e-9)
+    x, y = shown.series["where you are"]
+    assert (x.tolist(), y.tolist()) == ([state["depth"]], [pytest.approx(state["lam"] / state["kappa"])])
 
 
-def test_by_mouse(chapter):
-    seen = chapter(viewport={"width": 1440, "height": 900})
-    page = seen.page
-    for control, values, share in ((LAM, LAMBDAS, 0.25), (KAPPA, KAPPAS, 0.6)):
-        page.locator(control).scroll_into_view_if_needed()
-        box = page.locator(control).bounding_box()
-        y = box["y"] + box["height"] / 2
-        page.mouse.move(box["x"] + box["width"] / 2, y)
-        page.mouse.down()
-        page.mouse.move(box["x"] + share * box["width"], y, steps=8)
-        page.mouse.up()
-        state = page.evaluate("residlab.explore.mounted.get('chebyshev').state")
-        moved = state[control.rpartition("-")[2]]
-        assert moved in values
-        assert abs(values.index(moved) / (len(values) - 1) - share) < 0.08
-    state = page.evaluate("residlab.explore.mounted.get('chebyshev').state")
-    check(page, state["lam"], state["kappa"])
-    seen.assert_clean()
+CASES = [
+    Case(
+        "notebooks/01-stream.html",
+        "stream",
+        start={"layer": 12, "token": "t0"},
+        sliders={"layer": tuple(range(31))},
+        keys={"layer": ("End", "ArrowLeft"), "token": ("ArrowDown",)},
+        then={"layer": 29, "token": "t1"},
+        check=check_stream,
+    ),
+    Case(
+        "notebooks/02-chebyshev.html",
+        "chebyshev",
+        start={"lam": 2.0, "kappa": 10.0, "law": "gaussian"},
+        sliders={"lam": LAMBDAS, "kappa": KAPPAS},
+        keys={"lam": ("ArrowRight",), "kappa": ("Home", "ArrowRight", "ArrowRight"), "law": ("ArrowDown",)},
+        then={"lam": 2.25, "kappa": 1.5, "law": "laplace"},
+        check=check_chebyshev,
+    ),
+    Case(
+        "notebooks/04-theorem.html",
+        "variance",
+        start={"lam": 3.0, "kappa": 10.0, "depth": 28.0, "rho": 0.0},
+        sliders={"lam": LAMBDAS, "kappa": KAPPAS, "depth": variance.DEPTHS, "rho": variance.RHOS},
+        keys={"lam": ("ArrowRight",), "kappa": ("ArrowLeft",), "depth": ("End",), "rho": ("End",)},
+        then={"lam": 3.25, "kappa": 9.75, "depth": 128.0, "rho": 1.0},
+        check=check_variance,
+    ),
+]
 
 
-def test_by_touch(chapter):
-    seen = chapter(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
-    page = seen.page
-    for control in (LAM, KAPPA):
-        page.locator(control).scroll_into_view_if_needed()
-        box = page.locator(control).bounding_box()
-        page.touchscreen.tap(box["x"] + 0.2 * box["width"], box["y"] + box["height"] / 2)
-    state = page.evaluate("residlab.explore.mounted.get('chebyshev').state")
-    assert state["lam"] < 2.0
-    assert state["kappa"] < 10.0
-    check(page, state["lam"], state["kappa"])
-    seen.assert_clean()
+def check_moved(case, shown, slider, share):
+    values, value = case.sliders[slider], shown.state[slider]
+    assert abs(values.index(value) / (len(values) - 1) - share) < 0.08
+    case.check(shown)
 
 
-def test_measured_activations_are_those_of_the_executed_chapter(chapter, project):
-    page = chapter(viewport={"width": 1440, "height": 900}).page
-    page.select_option(LAW, "measured")
-    sites = page.evaluate("[...document.querySelectorAll('#explore-chebyshev-site option')].map((o) => o.textContent)")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_by_keyboard_and_mouse(explorable, case):
+    on_page = explorable(case.page, case.name)
+    shown = on_page.shown()
+    assert shown.state.items() >= case.start.items()
+    case.check(shown)
+    for control, keys in case.keys.items():
+        for key in keys:
+            on_page.press(control, key)
+            case.check(on_page.shown())
+    assert on_page.shown().state.items() >= case.then.items()
+    for slider in case.sliders:
+        for move, share in ((on_page.drag, 0.25), (on_page.drag, 0.6), (on_page.click, 0.4)):
+            move(slider, share)
+            check_moved(case, on_page.shown(), slider, share)
+    on_page.seen.assert_clean()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_by_touch(explorable, case):
+    on_page = explorable(case.page, case.name, phone=True)
+    for slider in case.sliders:
+        for share in (0.2, 0.7):
+            on_page.tap(slider, share)
+            check_moved(case, on_page.shown(), slider, share)
+    on_page.seen.assert_clean()
+
+
+def test_the_stream_by_layer(explorable):
+    on_page = explorable("notebooks/01-stream.html", "stream")
+    largest = {}
+    for key, layer in (("", 12), ("ArrowLeft", 11), ("Home", 0), ("ArrowRight", 1)):
+        on_page.press("layer", *filter(None, [key]))
+        shown = on_page.shown()
+        assert shown.state == {"layer": layer, "token": "t0"}
+        check_stream(shown)
+        largest[layer] = shown.readouts["largest"]
+    assert largest[0] < largest[1] < largest[12]
+
+
+def test_measured_activations_are_those_of_the_executed_chapter(explorable):
+    on_page = explorable("notebooks/02-chebyshev.html", "chebyshev")
+    page = on_page.page
+    page.select_option("#explore-chebyshev-law", "measured")
+    sites = page.locator("#explore-chebyshev-site option").all_inner_texts()
     assert sites[0] == "layer 1, before attention"
     assert len(sites) == 6
     page.select_option("#explore-chebyshev-site", label="layer 11, before attention")
-    traces = plotted(page)
-    _, y = traces["chosen law"]
-    y = np.nan_to_num(y)
+    y = np.nan_to_num(on_page.shown().series["chosen law"][1])
     assert np.all(np.diff(y) <= 1e-12)
     assert np.all(y <= chebyshev_tail(np.array(KAPPAS)) + 1e-12)
     assert y[KAPPAS.index(10.0)] == pytest.approx(0.00297, rel=0.02)
-
-
-def test_the_stream_by_keyboard(chapter):
-    seen = chapter("notebooks/01-stream.html", viewport={"width": 1440, "height": 900})
-    page = seen.page
-
-    def shown():
-        page.wait_for_timeout(150)
-        return page.evaluate(
-            """() => {
-              const { state, frame } = residlab.explore.mounted.get("stream");
-              const plot = document.querySelector("#explore-stream .rl-plot");
-              const of = (name) => plot.data.find((trace) => trace.name === name);
-              const bars = Array.from(of("entries of the token").y).filter(Number.isFinite);
-              const here = of("at the chosen layer");
-              const total = bars.reduce((a, b) => a + b, 0);
-              return { state, readouts: frame.readouts, total, here: { x: [...here.x], y: [...here.y] } };
-            }"""
-        )
-
-    giant = shown()
-    assert giant["state"] == {"layer": 12, "token": "t0"}
-    assert giant["readouts"]["channel"] == 507
-    assert giant["readouts"]["largest"] > 20_000
-    page.focus("#explore-stream-layer")
-    page.keyboard.press("ArrowLeft")
-    before = shown()
-    assert before["state"]["layer"] == 11
-    assert before["readouts"]["largest"] < 500
-    page.keyboard.press("Home")
-    assert shown()["readouts"]["rms"] < 1
-    page.keyboard.press("End")
-    page.focus("#explore-stream-token")
-    page.keyboard.press("ArrowDown")
-    last = shown()
-    assert last["state"] == {"layer": 30, "token": "t1"}
-    assert last["here"]["x"] == [30, 30]
-    assert last["here"]["y"] == pytest.approx([last["readouts"]["rms"], last["readouts"]["largest"]])
-    assert {giant["total"], before["total"], last["total"]} == {576}
-    seen.assert_clean()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -104,6 +105,19 @@ def default_workers() -> int:
     return max(1, min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
 
 
+def check_workers(workers: int | None) -> int:
+    """Return how many chapters may run at once (default: `default_workers`).
+
+    Raises
+    ------
+    ResidlabError
+        If none may.
+    """
+    if workers is not None and workers < 1:
+        raise ResidlabError(f"--jobs must be at least 1, got {workers}")
+    return workers or default_workers()
+
+
 def run_jobs(
     project: Project, jobs: Sequence[Job], profile: str, limits: Limits, *, workers: int | None = None
 ) -> list[Outcome]:
@@ -111,9 +125,7 @@ def run_jobs(
 
     An interrupt ends all workers and kernels; chapters already written stay, so that a rerun resumes.
     """
-    workers = default_workers() if workers is None else workers
-    if workers < 1:
-        raise ResidlabError(f"--jobs must be at least 1, got {workers}")
+    workers = check_workers(workers)
     threads = max(1, default_workers() // max(1, min(workers, len(jobs))))
     _end_on_termination()
     waiting, running, outcomes = list(jobs), dict[str, Task](), dict[str, Outcome]()
@@ -157,7 +169,8 @@ def execute(
 ) -> list[Outcome]:
     """Bring executed notebooks up to date and return what ran (nothing when nothing is stale).
 
-    The caller holds the project's lock.
+    With no names, that is the whole book: executed notebooks whose chapter is gone are removed, and named on standard
+    error. The caller holds the project's lock.
 
     Raises
     ------
@@ -167,10 +180,19 @@ def execute(
     if profile is not None:
         record_profile(project, profile)
     profile = recorded_profile(project)
+    if not names:
+        _remove_orphans(project)
     jobs = stale_jobs(project, list(names) or project.chapter_names(), profile, force=force)
     return raise_failures(
         run_jobs(project, jobs, profile, Limits.of(profile, cell_timeout, chapter_timeout), workers=workers)
     )
+
+
+def _remove_orphans(project: Project) -> None:
+    for path in project.orphans():
+        if read_metadata(path):  # ours, and not a file that somebody keeps there
+            path.unlink()
+            print(f"{path.stem}: its chapter is gone; removed {path.relative_to(project.root)}", file=sys.stderr)
 
 
 def raise_failures(outcomes: list[Outcome]) -> list[Outcome]:

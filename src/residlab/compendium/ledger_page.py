@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from residlab.compendium.ledger import VERDICTS, Finding, findings, read_claims
-from residlab.compendium.numbers import Number
+from residlab.compendium.numbers import Number, in_print
 from residlab.compendium.project import Project
 
 
@@ -57,4 +57,4 @@ def _block(row: Finding) -> list[str]:
 
 
 def _number(value: Number) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return in_print(f"{value:.4g}") if isinstance(value, float) else str(value)

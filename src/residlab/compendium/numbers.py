@@ -1,14 +1,34 @@
-"""Glued numbers: read back from executed notebooks, as the book quotes them."""
+"""Glued numbers: read back from executed notebooks, and written as the book quotes them."""
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 from pathlib import Path
 
 from residlab.errors import ResidlabError
+from residlab.explore.formats import power_of_ten
 
 Number = bool | int | float | str
+
+_NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<digits>\d[\d,]*(?:\.\d+)?)(?:[eE](?P<power>[+-]?\d+))?(?P<unit>%?)")
+
+
+def in_print(text: str) -> str:
+    """Write a formatted number as in print; a text that is no number stays as it is.
+
+    A minus sign for the hyphen, and powers of ten for Python's ``e``: ``-1.5e-07`` becomes ``−1.5 × 10⁻⁷`` (which no
+    line break divides), ``1e-15`` becomes ``10⁻¹⁵``.
+    """
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return text
+    number = match["digits"]
+    if match["power"]:
+        power = power_of_ten(int(match["power"]))
+        number = power if number == "1" else f"{number}\u00a0×\u00a0{power}"
+    return match["sign"].replace("-", "−") + number + match["unit"]
 
 
 def glued(path: Path) -> dict[str, Number]:

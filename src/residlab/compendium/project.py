@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 import residlab
 from residlab.data.locking import locked
@@ -79,6 +83,27 @@ class Project:
                 )
         return names
 
+    def unlisted(self, names: Iterable[str]) -> list[str]:
+        """Return those of some chapters that ``_toc.yml`` does not name: they run, but no page shows them.
+
+        Raises
+        ------
+        ResidlabError
+            If ``_toc.yml`` cannot be read.
+        """
+        try:
+            content = yaml.safe_load((self.root / "_toc.yml").read_text(encoding="utf-8"))
+        except (OSError, yaml.YAMLError) as error:
+            raise ResidlabError(f"{self.root / '_toc.yml'} cannot be read: {error}") from None
+        patterns = [entry.removesuffix(".md") for entry in _listed(content)]
+        return [name for name in names if not any(fnmatch.fnmatch(f"notebooks/{name}", p) for p in patterns)]
+
+    def orphans(self) -> list[Path]:
+        """Return executed notebooks of the book whose chapter is gone."""
+        known = set(self.chapter_names())
+        found = sorted(self.executed.glob("*.ipynb"))
+        return [path for path in found if CHAPTER_NAME.fullmatch(path.stem) and path.stem not in known]
+
     def resolve_names(self, requested: list[str]) -> list[str]:
         """Map what a user typed (``02-chebyshev``, ``02``, ``notebooks/02-chebyshev.md``) to chapter names."""
         known = self.chapter_names()
@@ -106,3 +131,16 @@ class Project:
             except OSError as error:
                 raise ResidlabError(f"cannot write to {self.root}: {error.strerror}") from None
             yield
+
+
+def _listed(content: Any) -> Iterator[str]:
+    """Yield the files that a table of contents names, and the patterns that stand for several."""
+    if isinstance(content, list):
+        for entry in content:
+            yield from _listed(entry)
+    elif isinstance(content, dict):
+        for key, value in content.items():
+            if key in ("file", "glob", "root") and isinstance(value, str):
+                yield value
+            else:
+                yield from _listed(value)

@@ -1,12 +1,13 @@
 """The Sphinx extension of the book.
 
 For a chapter it feeds MyST-NB the executed notebook instead of the text; before reading it executes what is stale; it
-gives pages with figures their scripts and keeps every page free of outside requests; it renders the ledger; and it
-shows links to the repository only when its address is set (``residlab_repository``).
+gives pages with figures their scripts and keeps every page free of outside requests; it renders the ledger; it sees to
+typography; and it shows links to the repository only when its address is set (``residlab_repository``).
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +21,7 @@ from myst_nb.sphinx_ import Parser as NotebookParser
 from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.errors import SphinxError
+from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.fileutil import copy_asset
 
@@ -31,9 +33,12 @@ from residlab.compendium.execute import execute
 from residlab.compendium.numbers import glued
 from residlab.compendium.pairs import check_address
 from residlab.compendium.project import Project
+from residlab.compendium.typography import KeepPunctuation, NumbersInPrint, OneIdEach
 from residlab.errors import ResidlabError
 from residlab.explore.assets import STATIC as EXPLORE_STATIC
 from residlab.explore.assets import assets, plotly_script
+
+logger = logging.getLogger(__name__)
 
 _STATIC = Path(__file__).parent / "static"
 _DRAWN = ("rl-figure", "rl-explorable")  # classes of what the shared scripts draw
@@ -110,9 +115,18 @@ def _open_project(app: Sphinx, config: Config) -> None:
         app.residlab_hold = ExitStack()  # type: ignore[attr-defined]
         app.residlab_hold.enter_context(project.lock())  # type: ignore[attr-defined]
         _show_repository(config)
+        config.residlab_code = _code_digest()
     except ResidlabError as error:
         raise BookError(str(error)) from None
     app.residlab_project = project  # type: ignore[attr-defined]
+
+
+def _code_digest() -> str:
+    """Return a hash of what renders pages: with another one Sphinx reads and writes every page anew."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _show_repository(config: Config) -> None:
@@ -139,6 +153,8 @@ def _execute(app: Sphinx) -> None:
     project: Project = app.residlab_project  # type: ignore[attr-defined]
     try:
         execute(project)
+        for name in project.unlisted(project.chapter_names()):
+            logger.warning("chapter %s is not in _toc.yml: it was executed, but no page shows it", name)
     except ResidlabError as error:
         raise BookError(str(error)) from None
 
@@ -198,8 +214,12 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_source_parser(ExecutedParser, override=True)
     app.add_config_value("residlab_repository", "", "env", types=[str])
     app.add_config_value("residlab_branch", "main", "env", types=[str])
+    app.add_config_value("residlab_code", "", "env", types=[str])
     app.add_directive("ledger", LedgerDirective)
+    for transform in (KeepPunctuation, NumbersInPrint, OneIdEach):
+        app.add_post_transform(transform)
     app.add_css_file("residlab-site.css")
+    app.add_js_file("residlab-site.js", loading_method="defer")
     app.connect("config-inited", _open_project, priority=1)
     app.connect("builder-inited", _execute)
     app.connect("builder-inited", _static_files)

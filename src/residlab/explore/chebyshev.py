@@ -12,16 +12,14 @@ import plotly.graph_objects as go
 from numpy.typing import ArrayLike, NDArray
 
 from residlab.errors import ResidlabError
-from residlab.explore.explorable import Choice, Control, Explorable, Frame, Readout, Slider
-from residlab.explore.theme import AXIS, BLUE, GREEN, INK, MUTED, VERMILION, VIOLET, decades, template
+from residlab.explore.explorable import Choice, Control, Explorable, Frame, Readout
+from residlab.explore.panels import KAPPAS, LOWER, MOVING, axis, kappa_slider, lam_slider, two_panels
+from residlab.explore.theme import AXIS, BLUE, GREEN, INK, MUTED, VERMILION, VIOLET, decades
 from residlab.theory.chebyshev import chebyshev_tail, three_point_law, vysochanskij_petunin_tail
 from residlab.theory.laws import LAWS
 
 FloatArray = NDArray[np.float64]
 Tail = Callable[[FloatArray], FloatArray]
-
-LAMBDAS = tuple(i / 4 for i in range(1, 25))
-KAPPAS = tuple(i / 4 for i in range(4, 81))
 
 BIN = 0.125
 """Width of the drawn bins of the argument; every gate of the slider is a bin edge."""
@@ -122,10 +120,7 @@ def chebyshev_explorable(measured: Mapping[str, MeasuredLaw] | None = None, *, s
         "student-t3": "Student t, ν = 3",
         "three-point": "three points (extremal)",
     }
-    controls: list[Control] = [
-        Slider("lam", "λ", LAMBDAS, 2.0, description="input bound"),
-        Slider("kappa", "κ", KAPPAS, 10.0, description="Chebyshev’s multiple"),
-    ]
+    controls: list[Control] = [lam_slider(2.0), kappa_slider(10.0)]
     data: dict[str, NDArray[Any]] = {"curve": _CURVE, "kappas": np.array(KAPPAS)}
     if recorded:
         laws["measured"] = "measured activations (SmolLM2)"
@@ -245,14 +240,7 @@ def _atoms(positions: FloatArray, masses: FloatArray) -> FloatArray:
 
 def _figure() -> go.Figure:
     z, hover_z = np.linspace(-REACH, REACH, 131), "z ≈ %{x:.2f}: %{y:.2e}<extra></extra>"
-    hover_kappa = "κ = %{x:.2f}: %{y:.2e}"
-    lower: dict[str, Any] = {
-        "xaxis": "x2",
-        "yaxis": "y3",
-        "mode": "lines",
-        "hovertemplate": hover_kappa,
-    }
-    empty: dict[str, Any] = {"x": [], "y": []}
+    lower: dict[str, Any] = {**LOWER, "mode": "lines", "hovertemplate": "κ = %{x:.2f}: %{y:.2e}"}
     traces = [
         go.Scatter(
             name="beyond the gates",
@@ -263,7 +251,7 @@ def _figure() -> go.Figure:
             hoverinfo="skip",
             showlegend=False,
             mode="lines",
-            **empty,
+            **MOVING,
         ),
         go.Bar(
             name="inside ±λ",
@@ -271,7 +259,7 @@ def _figure() -> go.Figure:
             marker={"color": BLUE},
             hovertemplate=hover_z,
             width=BIN,
-            **empty,
+            **MOVING,
         ),
         go.Bar(
             name="at or beyond ±λ",
@@ -279,7 +267,7 @@ def _figure() -> go.Figure:
             marker={"color": VERMILION},
             hovertemplate=hover_z,
             width=BIN,
-            **empty,
+            **MOVING,
         ),
         go.Scatter(
             name="gates at ±λ",
@@ -291,13 +279,13 @@ def _figure() -> go.Figure:
             textfont={"color": INK, "size": 13},
             hoverinfo="skip",
             showlegend=False,
-            **empty,
+            **MOVING,
         ),
         go.Scatter(
             name="tanh z",
             x=z,
             y=np.tanh(z),
-            yaxis="y2",
+            yaxis="y3",
             mode="lines",
             line={"color": MUTED, "width": 1.5, "dash": "dot"},
             hovertemplate="tanh %{x:.2f} = %{y:.3f}<extra></extra>",
@@ -319,53 +307,26 @@ def _figure() -> go.Figure:
             line={"color": GREEN, "width": 2, "dash": "dot"},
             **lower,
         ),
-        go.Scatter(name="chosen law", meta="law", line={"color": VERMILION, "width": 3}, **lower, **empty),
+        go.Scatter(name="chosen law", meta="law", line={"color": VERMILION, "width": 3}, **lower, **MOVING),
         go.Scatter(
             name="at the chosen κ",
             meta="here",
             line={"color": AXIS, "width": 1.5},
             marker={"size": 10, "color": [INK, VERMILION], "line": {"width": 0}},
             **{**lower, "mode": "lines+markers", "showlegend": False},
-            **empty,
+            **MOVING,
         ),
     ]
     shares = decades(-8, 0.3, step=2)
-    layout = {
-        "template": template(),
-        "height": 640,
-        "barmode": "overlay",
-        "bargap": 0,
-        "dragmode": False,
-        "margin": {"l": 68, "r": 56, "t": 12, "b": 56},
-        "xaxis": {
-            "domain": [0, 1],
-            "anchor": "y",
-            "range": [-REACH, REACH],
-            "dtick": 2,
-            "title": {"text": "argument z of tanh"},
-        },
-        "yaxis": {"domain": [0.57, 1], "title": {"text": "share per bin"}, **shares},
-        "yaxis2": {
-            "overlaying": "y",
-            "side": "right",
-            "range": [-1.15, 1.15],
-            "tickvals": [-1, 0, 1],
-            "showgrid": False,
-            "title": {"text": "tanh z"},
-        },
-        "xaxis2": {
-            "type": "log",
-            "domain": [0, 1],
-            "anchor": "y3",
-            "range": [0, np.log10(20)],
-            "tickvals": [1, 2, 3, 5, 10, 20],
-            "title": {"text": "κ"},
-        },
-        "yaxis3": {
-            "domain": [0, 0.42],
-            "anchor": "x2",
-            "title": {"text": "share reaching ±λ"},
-            **shares,
-        },
-    }
-    return go.Figure(traces, layout)
+    return two_panels(
+        traces,
+        upper=(axis("argument z of tanh", range=[-REACH, REACH], dtick=2), axis("share per bin", **shares)),
+        lower=(
+            axis("κ", type="log", range=[0, np.log10(20)], tickvals=[1, 2, 3, 5, 10, 20]),
+            axis("share reaching ±λ", **shares),
+        ),
+        yaxis3=axis("tanh z", overlaying="y", side="right", range=[-1.15, 1.15], tickvals=[-1, 0, 1], showgrid=False),
+        right=56,
+        barmode="overlay",
+        bargap=0,
+    )

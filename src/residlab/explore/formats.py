@@ -29,6 +29,11 @@ def check_format(name: str) -> str:
     return name
 
 
+def power_of_ten(exponent: int) -> str:
+    """Write a power of ten: ``10⁻⁷``."""
+    return f"10{str(exponent).translate(_SUPERSCRIPTS)}"
+
+
 def _fixed(value: float, digits: int) -> str:
     return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
@@ -49,7 +54,7 @@ def _significant(value: float) -> str:
     mantissa, exponent = _three_digits(value)
     if -3 <= exponent <= 2:
         return _fixed(value, 2 - exponent)
-    return f"{mantissa} × 10{str(exponent).translate(_SUPERSCRIPTS)}"
+    return f"{mantissa} × {power_of_ten(exponent)}"
 
 
 def format_value(value: float, name: str) -> str:

@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from residlab.errors import ResidlabError
 from residlab.explore.explorable import Choice, Explorable, Frame, Readout, Slider
-from residlab.explore.theme import BLUE, INK, MUTED, VERMILION, decades, template
+from residlab.explore.panels import LOWER, MOVING, axis, two_panels
+from residlab.explore.theme import BLUE, INK, MUTED, VERMILION, decades
 
 FloatArray = NDArray[np.float64]
 Recorded = NDArray[np.float32]
@@ -183,11 +184,10 @@ def _gaussian_counts(d: int) -> FloatArray:
 
 
 def _figure(recorded: RecordedStream, d: int) -> go.Figure:
-    empty: dict[str, Any] = {"x": [], "y": []}
     sizes = np.concatenate([recorded.rms.ravel(), recorded.largest.ravel()])
     low, high = np.floor(np.log10(sizes.min())), np.ceil(np.log10(sizes.max()))
     expected = _gaussian_counts(d)
-    lower: dict[str, Any] = {"xaxis": "x2", "yaxis": "y2", "mode": "lines"}
+    lower: dict[str, Any] = {**LOWER, "mode": "lines"}
     traces = [
         go.Bar(
             name="entries of the token",
@@ -195,7 +195,7 @@ def _figure(recorded: RecordedStream, d: int) -> go.Figure:
             marker={"color": BLUE},
             width=(10 ** _EDGES[1:] - 10 ** _EDGES[:-1]) * 0.94,
             hovertemplate="|x|/r ≈ %{x:.3g}: %{y}<extra></extra>",
-            **empty,
+            **MOVING,
         ),
         go.Scatter(
             name="a Gaussian token",
@@ -211,7 +211,7 @@ def _figure(recorded: RecordedStream, d: int) -> go.Figure:
             line={"color": VERMILION, "width": 2.25},
             hovertemplate="layer %{x}: %{y:.4g}<extra>largest entry</extra>",
             **lower,
-            **empty,
+            **MOVING,
         ),
         go.Scatter(
             name="its root mean square",
@@ -219,7 +219,7 @@ def _figure(recorded: RecordedStream, d: int) -> go.Figure:
             line={"color": BLUE, "width": 2.25, "dash": "dash"},
             hovertemplate="layer %{x}: %{y:.4g}<extra>root mean square</extra>",
             **lower,
-            **empty,
+            **MOVING,
         ),
         go.Scatter(
             name="at the chosen layer",
@@ -229,37 +229,32 @@ def _figure(recorded: RecordedStream, d: int) -> go.Figure:
             showlegend=False,
             hoverinfo="skip",
             **{**lower, "mode": "lines+markers"},
-            **empty,
+            **MOVING,
         ),
     ]
-    ticks = [0.001, 0.01, 0.1, 1, 10]
-    layout = {
-        "template": template(),
-        "height": 620,
-        "bargap": 0,
-        "dragmode": False,
-        "margin": {"l": 68, "r": 24, "t": 12, "b": 56},
-        "xaxis": {
-            "type": "log",
-            "anchor": "y",
-            "range": [LOW, HIGH],
-            "tickvals": ticks,
-            "ticktext": [f"{t:g}" for t in ticks],
-            "title": {"text": "size of an entry, |x| / r"},
-        },
-        "yaxis": {
-            "type": "log",
-            "domain": [0.57, 1],
-            "range": [np.log10(_FLOOR), np.log10(d)],
-            "tickvals": [1, 3, 10, 30, 100, 300],
-            "title": {"text": f"entries, out of {d}"},
-        },
-        "xaxis2": {
-            "anchor": "y2",
-            "range": [-0.5, len(recorded.rms) - 0.5],
-            "dtick": 5,
-            "title": {"text": "layer"},
-        },
-        "yaxis2": {"domain": [0, 0.42], "anchor": "x2", "title": {"text": "size"}, **decades(int(low), float(high))},
-    }
-    return go.Figure(traces, layout)
+    sizes_at = [0.001, 0.01, 0.1, 1, 10]
+    return two_panels(
+        traces,
+        upper=(
+            axis(
+                "size of an entry, |x| / r",
+                type="log",
+                range=[LOW, HIGH],
+                tickvals=sizes_at,
+                ticktext=[f"{size:g}" for size in sizes_at],
+            ),
+            axis(
+                f"entries, out of {d}",
+                type="log",
+                range=[np.log10(_FLOOR), np.log10(d)],
+                tickvals=[1, 3, 10, 30, 100, 300],
+            ),
+        ),
+        lower=(
+            axis("layer", range=[-0.5, len(recorded.rms) - 0.5], dtick=5),
+            axis("size", **decades(int(low), float(high))),
+        ),
+        height=620,
+        right=24,
+        bargap=0,
+    )

@@ -17,6 +17,8 @@ import math
 import plotly.graph_objects as go
 import plotly.io as pio
 
+from residlab.explore.formats import power_of_ten
+
 INK = "#20262e"
 MUTED = "#5b6471"
 GRID = "#e3e6eb"
@@ -68,7 +70,6 @@ FONT_FAMILY = (
     'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", "Liberation Sans", sans-serif'
 )
 HEIGHT = 420
-_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def roles() -> dict[str, str]:
@@ -101,7 +102,7 @@ def decades(low: int, high: float, *, step: int = 1) -> dict[str, object]:
     ``fig.update_yaxes(title="share", **decades(-8, 0.3, step=2))``
     """
     marks = range(low, math.floor(high) + 1, step)
-    labels = ["1" if k == 0 else "10" if k == 1 else f"10{str(k).translate(_SUPERSCRIPTS)}" for k in marks]
+    labels = ["1" if k == 0 else "10" if k == 1 else power_of_ten(k) for k in marks]
     return {"type": "log", "range": [low, high], "tickvals": [10.0**k for k in marks], "ticktext": labels}
 
 

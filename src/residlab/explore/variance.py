@@ -8,7 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from residlab.explore.explorable import Explorable, Frame, Readout, Slider
-from residlab.explore.theme import AXIS, INK, MUTED, NORM_COLORS, NORM_DASHES, VIOLET, template
+from residlab.explore.panels import LOWER, MOVING, axis, kappa_slider, lam_slider, two_panels
+from residlab.explore.theme import INK, MUTED, NORM_COLORS, NORM_DASHES, VIOLET
 from residlab.theory.recursion import (
     first_exceedance,
     second_moments,
@@ -18,8 +19,6 @@ from residlab.theory.recursion import (
     variance_trajectory,
 )
 
-LAMBDAS = tuple(i / 4 for i in range(1, 25))
-KAPPAS = tuple(i / 4 for i in range(4, 81))
 DEPTHS = tuple(float(depth) for depth in range(2, 129))
 RHOS = tuple(i / 20 for i in range(21))
 
@@ -41,8 +40,8 @@ def variance_explorable() -> Explorable:
             "(for every correlation) and {uncorrelated} (uncorrelated branches)."
         ),
         controls=(
-            Slider("lam", "λ", LAMBDAS, 3.0, description="input bound"),
-            Slider("kappa", "κ", KAPPAS, 10.0, description="Chebyshev’s multiple"),
+            lam_slider(3.0),
+            kappa_slider(10.0),
             Slider("depth", "L", DEPTHS, 28.0, format="fixed0", description="layers"),
             Slider("rho", "ρ", RHOS, 0.0, description="correlation of branch and stream"),
         ),
@@ -96,11 +95,11 @@ def _compute(*, lam: float, kappa: float, depth: float, rho: float) -> Frame:
 
 def _figure() -> go.Figure:
     depths, lns = np.arange(1, 129), second_moments("lns", 128)
-    empty: dict[str, Any] = {"x": [], "y": [], "mode": "lines", "hovertemplate": "layer %{x}: %{y:.3g}"}
-    lower: dict[str, Any] = {"xaxis": "x2", "yaxis": "y2", "mode": "lines", "hovertemplate": "L = %{x}: %{y:.3f}"}
+    upper: dict[str, Any] = {**MOVING, "mode": "lines", "hovertemplate": "layer %{x}: %{y:.3g}"}
+    lower: dict[str, Any] = {**LOWER, "mode": "lines", "hovertemplate": "L = %{x}: %{y:.3f}"}
     curves = [
         go.Scatter(
-            name=name, meta=key, line={"color": NORM_COLORS[norm], "dash": NORM_DASHES[norm], "width": 2.5}, **empty
+            name=name, meta=key, line={"color": NORM_COLORS[norm], "dash": NORM_DASHES[norm], "width": 2.5}, **upper
         )
         for name, key, norm in (("Pre-LN", "preln", "rmsnorm"), ("LNS", "lns", "lns"), ("BHyT", "bhyt", "bhyt"))
     ]
@@ -108,13 +107,13 @@ def _figure() -> go.Figure:
         go.Scatter(
             name="first layer above LNS",
             meta="exceeds",
-            **{**empty, "mode": "markers"},
+            **{**upper, "mode": "markers"},
             marker={"size": 13, "symbol": "circle-open", "color": INK, "line": {"width": 2.5}},
         ),
         go.Scatter(
             name="where you are",
             meta="here",
-            **{**empty, **lower, "mode": "markers", "hovertemplate": "L = %{x}: λ/κ = %{y:.3f}"},
+            **{**MOVING, **lower, "mode": "markers", "hovertemplate": "L = %{x}: λ/κ = %{y:.3f}"},
             marker={"size": 12, "color": NORM_COLORS["bhyt"]},
         ),
     ]
@@ -126,32 +125,14 @@ def _figure() -> go.Figure:
             ("ρ = 0", threshold_uncorrelated(lns), VIOLET, "dash"),
         )
     ]
-    layout = {
-        "template": template(),
-        "height": 640,
-        "dragmode": False,
-        "margin": {"l": 68, "r": 20, "t": 12, "b": 56},
-        "xaxis": {"anchor": "y", "title": {"text": "layer"}, "rangemode": "tozero"},
-        "yaxis": {
-            "domain": [0.56, 1],
-            "type": "log",
-            "title": {"text": "variance of the stream"},
-            "exponentformat": "none",
-        },
-        "xaxis2": {
-            "anchor": "y2",
-            "type": "log",
-            "range": [np.log10(2), np.log10(128)],
-            "tickvals": [2, 4, 8, 16, 32, 64, 128],
-            "title": {"text": "depth L"},
-        },
-        "yaxis2": {
-            "domain": [0, 0.42],
-            "type": "log",
-            "range": [-2, 0.85],
-            "tickvals": [0.01, 0.03, 0.1, 0.3, 1, 3],
-            "title": {"text": "λ/κ"},
-            "linecolor": AXIS,
-        },
-    }
-    return go.Figure([*curves, marks[0], *thresholds, marks[1]], layout)
+    return two_panels(
+        [*curves, marks[0], *thresholds, marks[1]],
+        upper=(
+            axis("layer", rangemode="tozero"),
+            axis("variance of the stream", type="log", exponentformat="none"),
+        ),
+        lower=(
+            axis("depth L", type="log", range=[np.log10(2), np.log10(128)], tickvals=[2, 4, 8, 16, 32, 64, 128]),
+            axis("λ/κ", type="log", range=[-2, 0.85], tickvals=[0.01, 0.03, 0.1, 0.3, 1, 3]),
+        ),
+    )
