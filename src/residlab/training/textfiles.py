@@ -39,16 +39,16 @@ def blocks(file: Path) -> Iterator[str]:
         If it cannot be read, or at the first byte that is not UTF-8.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
-    done = 0
+    done, begun = 0, False
     try:
         with file.open("rb") as stream:
             while True:
                 block = stream.read(_BLOCK)
                 pending = len(decoder.getstate()[0])
                 text = decoder.decode(block, final=not block)
-                if done == 0:
-                    text = text.removeprefix("\ufeff")
                 done += len(block)
+                if text and not begun:
+                    text, begun = text.removeprefix("\ufeff"), True
                 if text:
                     yield text
                 if not block:
