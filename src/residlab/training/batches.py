@@ -100,7 +100,7 @@ def _permuted(numbers: NDArray[np.int64], count: int, keys: NDArray[np.uint64]) 
     A Feistel network permutes the numbers of ``2 half`` bits; what falls outside is sent through it again until it
     falls inside (cycle walking: Black & Rogaway, Ciphers with arbitrary finite domains, 2002).
     """
-    half = max(3, -(-(count - 1).bit_length() // 2))
+    half = max(2, -(-(count - 1).bit_length() // 2))
     mask, shift = _U64((1 << half) - 1), _U64(half)
     found = numbers.astype(np.uint64)
     outside = np.ones(len(found), dtype=bool)
