@@ -212,13 +212,14 @@ def _together(documents: Iterator[Document]) -> Iterator[list[Document]]:
 def _arrange(arrived: Path, placed: _Placed, tokenizer: Tokenizer, file: Path) -> dict[str, int]:
     """Write a split in the order of its keys. Equal keys are equal texts, so their order is no matter."""
     tokens = sum(placed.lengths) + len(placed.keys)
-    ids = np.memmap(arrived, dtype=tokenizer.dtype, mode="r")
+    width = tokenizer.dtype.itemsize
     end = np.array(tokenizer.end, tokenizer.dtype).tobytes()
-    with file.open("wb") as stream:  # write(), not a writable map, which a full disk would turn into a bus error
+    # write(), not a writable map, which a full disk would turn into a bus error
+    with arrived.open("rb") as source, file.open("wb") as stream:
         shape = {"descr": np.lib.format.dtype_to_descr(tokenizer.dtype), "fortran_order": False, "shape": (tokens,)}
         np.lib.format.write_array_header_1_0(stream, shape)
         for number in np.argsort(np.frombuffer(placed.keys, dtype=np.uint64), kind="stable").tolist():
-            start = placed.starts[number]
-            stream.write(ids[start : start + placed.lengths[number]].tobytes())
+            source.seek(placed.starts[number] * width)
+            stream.write(source.read(placed.lengths[number] * width))
             stream.write(end)
     return {"tokens": tokens, "bytes": placed.bytes, "documents": len(placed.keys)}
