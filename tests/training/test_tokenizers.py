@@ -239,4 +239,5 @@ def test_a_damaged_tokenizer_is_learnt_again(tmp_path, sentences, capsys):
 def test_a_large_corpus_is_learnt_from_its_beginning(tmp_path, monkeypatch):
     monkeypatch.setattr(ours, "_SAMPLE", 100)
     made = corpus_of("many", [f"text number {i} " * 3 for i in range(50)])
-    assert sum(len(text) for text in ours._sample(made)) in range(100, 160)
+    shown = []
+    assert sum(len(text) for text in ours._sample(made, shown.append)) == shown[-1] in range(100, 160)

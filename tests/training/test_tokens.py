@@ -177,7 +177,7 @@ def test_progress_is_shown_in_bytes_of_text(tmp_path, texts, monkeypatch):
 
     monkeypatch.setattr(tokens, "bar", bar)
     monkeypatch.setattr(tokens, "_TOGETHER", 100)
-    found = tokenized(texts, BYTES, cache=tmp_path)
+    found = tokenized(texts, BPETokenizer.train(TEXTS, 300), cache=tmp_path)
     label, *steps = shown
     assert label == ("tokenize Some Texts!", texts.size)
     assert steps == sorted(steps)

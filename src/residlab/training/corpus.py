@@ -9,7 +9,8 @@
 a file                   its documents are separated by form feeds, or by ``separator``; without any, the file is
                          divided into passages of a fortieth of its length (256 to 8192 characters, ending at a blank
                          line where there is one), so that a validation passage has neighbours in training
-a folder                 its ``*.txt`` and ``*.md``, each a document, or more where it holds form feeds or ``separator``
+a folder                 its ``*.txt`` and ``*.md``, each a document, or more where it holds form feeds or ``separator``;
+                         a folder of one file is read as that file
 ``"hf:NAME[:CONFIG]"``   rows of a Hugging Face dataset, streamed; ``NAME`` may be a local folder of data files
 ======================== ===========================================================================================
 
@@ -181,7 +182,7 @@ def corpus(
         limit = STREAMED if max_bytes is None else max_bytes
         return _streamed(source, validation, split, column, revision, limit)
     path = Path(source).expanduser()
-    if not path.exists():
+    if not _exists(path):
         raise ResidlabError(f"there is no corpus {str(source)!r}: no such file or folder, nor {_known()}")
     return _from_files(path, validation, separator)
 
@@ -199,6 +200,13 @@ def corpus_of(name: str, documents: Iterable[Document | str], *, validation: flo
 
 def _known() -> str:
     return f"one of {', '.join(NAMES)}, hf:NAME[:CONFIG]"
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name too long: a text in place of its path
+        return False
 
 
 def _made(

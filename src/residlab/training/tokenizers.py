@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from residlab.data import cache as storage
 from residlab.data import manifest
-from residlab.data.progress import say
+from residlab.data.progress import bar, say
 from residlab.errors import ResidlabError
 from residlab.training.corpus import Corpus
 
@@ -258,7 +258,8 @@ def _learn(folder: Path, header: dict[str, str], corpus: Corpus, vocabulary: int
         if problem is None:
             return
         say(f"{folder.name}: damaged, {problem}; learning it again")
-    made = BPETokenizer.train(_sample(corpus), vocabulary)
+    with bar(f"learn bpe-{vocabulary} from {corpus.name}", min(corpus.size, _SAMPLE)) as show:
+        made = BPETokenizer.train(_sample(corpus, show), vocabulary)
     staged = staging / folder.name
     staged.mkdir()
     (staged / _FILE).write_text(made.to_json(), encoding="utf-8")
@@ -266,10 +267,11 @@ def _learn(folder: Path, header: dict[str, str], corpus: Corpus, vocabulary: int
     manifest.install(staged, folder)
 
 
-def _sample(corpus: Corpus) -> Iterator[str]:
+def _sample(corpus: Corpus, show: Callable[[int], None]) -> Iterator[str]:
     taken = 0
     for document in corpus.documents("train"):
         yield document.text
         taken += len(document.text.encode())
+        show(taken)
         if taken >= _SAMPLE:
             return
