@@ -9,7 +9,7 @@
 a file                   its documents are separated by form feeds, or by ``separator``; without any, the file is
                          divided into passages of a fortieth of its length (256 to 8192 characters, ending at a blank
                          line where there is one), so that a validation passage has neighbours in training
-a folder                 its ``*.txt`` and ``*.md``, each a document, or more where it holds form feeds or ``separator``;
+a folder                 its ``*.txt`` and ``*.md``, each a document, or several if form feeds or ``separator`` divide it;
                          a folder of one file is read as that file
 ``"hf:NAME[:CONFIG]"``   rows of a Hugging Face dataset, streamed; ``NAME`` may be a local folder of data files
 ======================== ===========================================================================================
@@ -183,7 +183,7 @@ def corpus(
         return _streamed(source, validation, split, column, revision, limit)
     path = Path(source).expanduser()
     if not _exists(path):
-        raise ResidlabError(f"there is no corpus {str(source)!r}: no such file or folder, nor {_known()}")
+        raise ResidlabError(f"there is no corpus {str(source)[:200]!r}: no such file or folder, nor {_known()}")
     return _from_files(path, validation, separator)
 
 
