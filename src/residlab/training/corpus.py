@@ -9,7 +9,7 @@
 a file                   its documents are separated by form feeds, or by ``separator``; without any, the file is
                          divided into passages of a fortieth of its length (256 to 8192 characters, ending at a blank
                          line where there is one), so that a validation passage has neighbours in training
-a folder                 its ``*.txt`` and ``*.md``, each a document, or several if form feeds or ``separator`` divide it;
+a folder                 its ``*.txt`` and ``*.md``, each a document, or several where form feeds or ``separator`` are;
                          a folder of one file is read as that file
 ``"hf:NAME[:CONFIG]"``   rows of a Hugging Face dataset, streamed; ``NAME`` may be a local folder of data files
 ======================== ===========================================================================================
