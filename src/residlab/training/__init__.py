@@ -1,0 +1,1 @@
+"""Training: text in, a model and its record out."""
