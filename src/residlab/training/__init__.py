@@ -1,0 +1,1 @@
+"""Training small models: text, optimizers, the trainer."""
