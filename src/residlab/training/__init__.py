@@ -1,1 +1,1 @@
-"""Training: text in, a model and its record out."""
+"""Training small models: text, optimizers, the trainer."""
