@@ -71,7 +71,8 @@ def row_entropy(weights: Tensor) -> Tensor:
     rows = weights.detach().double()
     if not torch.allclose(rows.sum(-1), torch.ones((), dtype=torch.float64, device=rows.device), atol=0.01):
         raise ValueError("rows of attention must add up to 1; were these logits?")
-    return torch.special.entr(rows).sum(-1)
+    entropy: Tensor = torch.special.entr(rows).sum(-1)
+    return entropy
 
 
 def token_similarity(x: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Experiments: a frozen configuration in, a record with its provenance out."""

@@ -1,0 +1,162 @@
+"""Records of runs: one line of JSON each, appended, one for each configuration."""
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import residlab
+from residlab.data.locking import locked
+from residlab.errors import ResidlabError
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one run gave, and all that it depended on.
+
+    Attributes
+    ----------
+    experiment
+        The name it was run under.
+    hash
+        Of the configuration.
+    config, seed
+        The configuration whole, and its seed beside it.
+    metrics
+        What was measured.
+    versions, hardware, commit, time
+        Packages, processor and device, the source's commit (None outside a checkout; with ``+`` when files differed
+        from it), and when it ended, UTC.
+    """
+
+    experiment: str
+    hash: str
+    config: dict[str, Any]
+    seed: int
+    metrics: dict[str, Any]
+    versions: dict[str, str] = field(default_factory=lambda: versions())
+    hardware: dict[str, Any] = field(default_factory=lambda: hardware())
+    commit: str | None = field(default_factory=lambda: commit())
+    time: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+
+
+class Records:
+    """A file of records.
+
+    Several processes may append at once; a line is written whole. A second record of one configuration under one
+    experiment is not added. Reading stops with an error at a line that is no record, but for a last line without its
+    end, which a crash cut short: it is left out, and the next append removes it.
+
+    Parameters
+    ----------
+    file
+        ``.jsonl``; it need not exist.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yield the records in the order of the file."""
+        if not self.file.exists():
+            return
+        for number, line in enumerate(self._lines(), start=1):
+            try:
+                yield Record(**json.loads(line))
+            except (ValueError, TypeError) as error:
+                raise ResidlabError(f"{self.file}, line {number}, is no record: {error}") from error
+
+    def find(self, experiment: str, config_hash: str) -> Record | None:
+        """Return the record of a configuration, or None."""
+        return next((r for r in self if (r.experiment, r.hash) == (experiment, config_hash)), None)
+
+    def add(self, record: Record) -> bool:
+        """Append a record unless its configuration has one under its experiment; return whether it was appended.
+
+        Raises
+        ------
+        ResidlabError
+            If the file cannot be written, or a metric is no JSON value (NaN is none).
+        """
+        try:
+            line = json.dumps(asdict(record), allow_nan=False)
+        except (ValueError, TypeError) as error:
+            raise ResidlabError(f"the record of {record.experiment} {record.hash} is not JSON: {error}") from error
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with locked(self.file.with_name(f".{self.file.name}.lock"), f"writing {self.file.name}"):
+                if self.find(record.experiment, record.hash) is not None:
+                    return False
+                whole = "".join(f"{each}\n" for each in [*self._lines(), line])
+                temporary = self.file.with_name(f".{self.file.name}.part")
+                temporary.write_text(whole)
+                temporary.replace(self.file)
+        except OSError as error:
+            raise ResidlabError(f"{self.file} cannot be written: {error}") from error
+        return True
+
+    def _lines(self) -> list[str]:
+        if not self.file.exists():
+            return []
+        text = self.file.read_text()
+        return text.split("\n")[:-1]  # what follows the last end of line was cut short
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what a number may depend on."""
+    found = {"python": platform.python_version(), "residlab": residlab.__version__}
+    for package in (
+        "torch",
+        "numpy",
+        "transformers",
+        "tokenizers",
+        "pytorch_optimizer",
+        "heavyball",
+        "lightning-fabric",
+    ):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """Return processor, cores, threads and accelerator."""
+    import torch
+
+    from residlab.bench.timing import machine
+
+    return {
+        **{name: value for name, value in machine().items() if name in ("processor", "cores", "threads", "system")},
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def commit() -> str | None:
+    """Return the commit of the source that runs, ``+`` behind it when tracked files differ; None outside a checkout."""
+    folder = Path(residlab.__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],  # noqa: S607 (found on PATH, as a person's git is)
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+        return done.stdout.strip()
+
+    try:
+        top = Path(git("rev-parse", "--show-toplevel"))
+        if not (top / "src" / "residlab").is_dir():
+            return None  # an installed package that lies inside somebody else's checkout
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no", "src") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

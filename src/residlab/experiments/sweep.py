@@ -1,0 +1,199 @@
+"""Many runs from one file: a base and a grid, on this machine's cores or on a Dask cluster.
+
+    experiment: bhyt-rates
+    base:
+      model: {depth: 4, width: 128, heads: 4, vocabulary: 257, context: 256}
+      steps: 200
+    grid:
+      model.norm: [rmsnorm, {kind: bhyt, lam_attention: 3.0}]
+      optimizer.lr: [0.001, 0.003]
+      seed: [0, 1, 2]
+
+Every configuration is checked before the first one runs. A finished one is in the records and is not run again; one
+that was ended half-way goes on from its checkpoint, on whatever worker, if workers share the cache folder.
+"""
+
+import copy
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from residlab.errors import ResidlabError
+from residlab.experiments.record import Record, Records
+from residlab.experiments.training_run import train
+from residlab.training.config import TrainConfig
+
+KEYS = ("experiment", "base", "grid")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """An experiment's name and its configurations, each once."""
+
+    experiment: str
+    configs: tuple[TrainConfig, ...]
+
+
+def read_sweep(file: Path) -> Sweep:
+    """Return the sweep that a YAML file describes; a file without a grid describes one run.
+
+    Raises
+    ------
+    ResidlabError
+        If the file cannot be read, a key is unknown, a list is empty, or a configuration is not allowed; the message
+        names the place.
+    """
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ResidlabError(f"{file} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ResidlabError(f"{file} is not YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ResidlabError(f"{file} must hold {', '.join(KEYS)}; it holds {type(values).__name__}")
+    unknown = sorted(set(map(str, values)) - set(KEYS))
+    if unknown:
+        raise ResidlabError(f"{file}: there is no key {', '.join(unknown)}; there are {', '.join(KEYS)}")
+    base, grid = values.get("base"), values.get("grid") or {}
+    if not isinstance(base, dict):
+        raise ResidlabError(f"{file}: base must be the options of a training run")
+    if not isinstance(grid, dict):
+        raise ResidlabError(f"{file}: grid must map names, such as optimizer.lr, to lists of values")
+    for name, choices in grid.items():
+        if not isinstance(choices, list) or not choices:
+            raise ResidlabError(f"{file}: grid: {name} must be a list of at least one value; got {choices!r}")
+    configs: dict[str, TrainConfig] = {}
+    for choice in itertools.product(*grid.values()):
+        setting = dict(zip(grid, choice, strict=True))
+        try:
+            config = TrainConfig.from_dict(_with(base, setting))
+        except (ResidlabError, TypeError, ValueError) as error:
+            where = f" at {', '.join(f'{n} = {v}' for n, v in setting.items())}" if setting else ""
+            raise ResidlabError(f"{file}{where}: {error}") from error
+        configs[config.hash] = config
+    return Sweep(str(values.get("experiment", file.stem)), tuple(configs.values()))
+
+
+def _with(base: dict[str, Any], setting: dict[str, Any]) -> dict[str, Any]:
+    """Return the base with dotted names set."""
+    whole = copy.deepcopy(base)
+    for name, value in setting.items():
+        *path, last = str(name).split(".")
+        place = whole
+        for part in path:
+            inner = place.setdefault(part, {})
+            if isinstance(inner, str) and part == "norm":  # a bare name of a norm, about to get options
+                inner = place[part] = {"kind": inner}
+            if not isinstance(inner, dict):
+                raise ResidlabError(f"{name}: {part} is {inner!r}, which has no options")
+            place = inner
+        place[last] = copy.deepcopy(value)
+    return whole
+
+
+def run_sweep(
+    sweep: Sweep,
+    records: Records,
+    *,
+    cache: Path | None = None,
+    jobs: int = 1,
+    scheduler: str | None = None,
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
+) -> list[Record]:
+    """Run what has no record yet, and return all records of the sweep, in its order.
+
+    Parameters
+    ----------
+    sweep
+        What to run.
+    records
+        Where records are kept; each is added as soon as its run ends.
+    cache
+        The cache folder, shared by all workers.
+    jobs
+        Processes on this machine, torch's threads divided among them.
+    scheduler
+        Address of a Dask scheduler (``tcp://...``), whose workers run instead.
+    say
+        Told each run that ends.
+
+    Raises
+    ------
+    ResidlabError
+        If runs failed, after all others ended; or the scheduler does not answer.
+    """
+    waiting = [config for config in sweep.configs if records.find(sweep.experiment, config.hash) is None]
+    known = len(sweep.configs) - len(waiting)
+    if known:
+        say(f"residlab: {known} of {len(sweep.configs)} runs of {sweep.experiment} are recorded already")
+    failures, done = [], 0
+    with _workers(scheduler, min(jobs, len(waiting)) or 1) as submit:
+        for config, outcome in submit(sweep.experiment, waiting, cache):
+            done += 1
+            if isinstance(outcome, Record):
+                records.add(outcome)
+                score = outcome.metrics["bits_per_byte"]
+                say(f"residlab: {done}/{len(waiting)}: {config.hash}: {score:.4f} bits per byte")
+            else:
+                failures.append(f"{config.hash}: {outcome}")
+                say(f"residlab: {done}/{len(waiting)}: {config.hash} failed: {outcome}")
+    if failures:
+        raise ResidlabError(f"{len(failures)} of {len(waiting)} runs failed; a rerun goes on with them: {failures[0]}")
+    found = {record.hash: record for record in records if record.experiment == sweep.experiment}
+    return [found[config.hash] for config in sweep.configs]
+
+
+_Outcome = tuple[TrainConfig, "Record | str"]
+_Submit = Callable[[str, list[TrainConfig], "Path | None"], Iterator[_Outcome]]
+
+
+@contextmanager
+def _workers(scheduler: str | None, jobs: int) -> Iterator[_Submit]:
+    """Yield what runs configurations and returns them as they end: in this process, in several, or on a cluster."""
+    if scheduler is None and jobs == 1:
+        yield lambda experiment, configs, cache: (_run(experiment, config, cache, None) for config in configs)
+        return
+    try:
+        import joblib
+    except ImportError as error:
+        raise ResidlabError("several runs at once need joblib: pip install residlab[training]") from error
+
+    def submit(experiment: str, configs: list[TrainConfig], cache: Path | None) -> Iterator[_Outcome]:
+        import torch
+
+        threads = None if scheduler else max(1, torch.get_num_threads() // jobs)
+        calls = (joblib.delayed(_run)(experiment, config, cache, threads) for config in configs)
+        pool = joblib.Parallel(n_jobs=-1 if scheduler else jobs, return_as="generator_unordered", batch_size=1)
+        return iter(pool(calls))
+
+    if scheduler is None:
+        yield submit
+        return
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise ResidlabError("a cluster needs dask: pip install residlab[training]") from error
+    try:
+        client = Client(scheduler, timeout=20)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError) as error:
+        raise ResidlabError(f"the scheduler {scheduler} does not answer: {error}") from error
+    with client, joblib.parallel_config(backend="dask"):
+        yield submit
+
+
+def _run(experiment: str, config: TrainConfig, cache: Path | None, threads: int | None) -> _Outcome:
+    """Run one configuration; a failure comes back as its message, so that the others go on."""
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        return config, train(experiment, config, cache=cache)
+    except ResidlabError as error:
+        return config, str(error)

@@ -1,0 +1,127 @@
+"""What a training run is: one frozen object, checked when it is made, with a hash that names its results."""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from residlab.errors import ResidlabError
+from residlab.models.config import ModelConfig
+from residlab.training.optimizers import OptimizerConfig
+from residlab.training.schedules import ScheduleConfig
+
+Precision = Literal["float32", "bfloat16"]
+TokenizerName = Literal["bytes", "bpe-4096"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A model, a text, and how one is fitted to the other.
+
+    Attributes
+    ----------
+    model
+        What is trained. Its vocabulary must be the tokenizer's: 257 for bytes, for bpe-4096 as many (a small text
+        yields fewer).
+    corpus, tokenizer
+        See `residlab.training.corpus` and `residlab.training.tokenizers`.
+    steps, batch, accumulation
+        Updates; sequences of ``model.context`` tokens in each; into how many equal parts a batch is cut to save memory.
+    seed
+        Of the initial weights, the order of the data, and whatever else draws.
+    optimizer, schedule, clip
+        The update, its rate over the steps, and the largest gradient norm (None: no limit).
+    precision
+        ``bfloat16`` computes forwards under autocast, with float32 weights.
+    compile
+        Whether torch.compile compiles the model.
+    evaluate_every, evaluation_tokens
+        Steps between evaluations on the validation split (also at the end; 0: only there), and on how many tokens.
+    checkpoint_every
+        Steps between checkpoints (also at the end; 0: only there).
+    probe_every
+        Steps between calls of the probes handed to the trainer (0: never).
+    bad_steps
+        How many updates in a row may be skipped because loss or gradient is not finite, before training stops.
+    """
+
+    model: ModelConfig
+    steps: int
+    corpus: str = "wikipedia"
+    tokenizer: TokenizerName = "bytes"
+    batch: int = 16
+    accumulation: int = 1
+    seed: int = 0
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig | None = None
+    clip: float | None = 1.0
+    precision: Precision = "float32"
+    compile: bool = False
+    evaluate_every: int = 0
+    evaluation_tokens: int = 65_536
+    checkpoint_every: int = 0
+    probe_every: int = 0
+    bad_steps: int = 10
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("steps", 1),
+            ("batch", 1),
+            ("accumulation", 1),
+            ("seed", 0),
+            ("evaluate_every", 0),
+            ("evaluation_tokens", 1),
+            ("checkpoint_every", 0),
+            ("probe_every", 0),
+            ("bad_steps", 0),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ResidlabError(f"{name} must be a whole number >= {least}; got {value!r}")
+        if self.batch % self.accumulation:
+            raise ResidlabError(f"accumulation must divide batch = {self.batch}; got {self.accumulation}")
+        for name, allowed in (("precision", get_args(Precision)), ("tokenizer", get_args(TokenizerName))):
+            if getattr(self, name) not in allowed:
+                raise ResidlabError(f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}")
+        if self.clip is not None and not self.clip > 0:
+            raise ResidlabError(f"clip must be > 0, or null for no limit; got {self.clip!r}")
+        if self.schedule is None:
+            warmup = min(self.steps // 10, 200)
+            object.__setattr__(self, "schedule", ScheduleConfig(kind="cosine", steps=self.steps, warmup=warmup))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name in ("model", "optimizer", "schedule"):
+            values[name] = values[name].to_dict()
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "TrainConfig":
+        """Return the configuration that `to_dict` wrote, or that a person wrote.
+
+        Raises
+        ------
+        ResidlabError
+            If a name is unknown, one is missing, or a value is not allowed.
+        """
+        values = dict(values)
+        names = [field.name for field in dataclasses.fields(cls)]
+        unknown = sorted(set(values) - set(names))
+        if unknown:
+            raise ResidlabError(f"a training run has no option {', '.join(unknown)}; it has {', '.join(names)}")
+        missing = [name for name in ("model", "steps") if name not in values]
+        if missing:
+            raise ResidlabError(f"a training run needs {', '.join(missing)}")
+        parts: dict[str, Any] = {"model": ModelConfig, "optimizer": OptimizerConfig, "schedule": ScheduleConfig}
+        for name, part in parts.items():
+            if isinstance(values.get(name), dict):
+                values[name] = part.from_dict(values[name])
+        return cls(**values)
+
+    @property
+    def hash(self) -> str:
+        """Sixteen hexadecimal digits that two configurations share only if they are equal."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,297 @@
+"""Training that survives: one loop for one process or many, which goes on bit for bit from where it was ended.
+
+A run is a `TrainConfig` and a folder. The folder gets checkpoints and ``metrics.jsonl``; a run that finds checkpoints
+of its own configuration there goes on from the newest. What a step does depends on the checkpoint and the step only:
+the data are a function of the step, the random generators' states are saved, and lines of the metrics beyond the
+checkpoint are taken back.
+
+Non-finite values: an update whose loss or gradient norm is not finite is skipped, parameters and optimizer untouched,
+and written down; after ``bad_steps`` in a row training stops with an error. A spike, a loss more than 6 robust standard
+deviations above the median of the last 50 and 0.5 nats above it, is written down and changes nothing.
+"""
+
+import json
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from residlab.errors import ResidlabError
+from residlab.models.transformer import Transformer
+from residlab.training.batches import Batches
+from residlab.training.checkpoint import (
+    Checkpoint,
+    latest_checkpoint,
+    random_state,
+    save_checkpoint,
+    set_random_state,
+)
+from residlab.training.config import TrainConfig
+from residlab.training.evaluation import Evaluation, evaluate
+from residlab.training.optimizers import TrainingOptimizer, clip, grad_norm, make_optimizer
+from residlab.training.progress import training_bar
+from residlab.training.tokens import TokenizedCorpus
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+    from lightning_fabric.wrappers import _FabricModule
+
+Probe = Callable[[nn.Module, Tensor], dict[str, Any]]
+SPIKE_WINDOW = 50
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What came out: the model, its last evaluation, and how the run went."""
+
+    model: Transformer
+    evaluation: Evaluation
+    losses: tuple[float, ...]
+    skipped: int
+    seconds: float
+
+
+class Trainer:
+    """One run.
+
+    Parameters
+    ----------
+    config
+        What to do.
+    folder
+        Where checkpoints and metrics go.
+    texts
+        The corpus, tokenized; its vocabulary must be the model's.
+    fabric
+        Lightning Fabric, for several processes or another device; by default one process on the best device here.
+    probes
+        Name -> a function of the model and the token ids of the step's batch, called every ``probe_every`` steps, after
+        the update, without gradients unless it asks for them; what it returns goes into the metrics.
+
+    Raises
+    ------
+    ResidlabError
+        If the vocabulary does not fit, or lightning-fabric is missing.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: Path,
+        texts: TokenizedCorpus,
+        *,
+        fabric: "Fabric | None" = None,
+        probes: Mapping[str, Probe] | None = None,
+    ) -> None:
+        vocabulary = texts.tokenizer.vocabulary
+        if vocabulary != config.model.vocabulary:
+            raise ResidlabError(
+                f"the tokenizer has {vocabulary} tokens, the model a vocabulary of {config.model.vocabulary}"
+            )
+        self.config, self.folder, self.texts = config, folder, texts
+        self.fabric = fabric or default_fabric(config)
+        self.probes = dict(probes or {})
+        self.metrics = _Metrics(folder / "metrics.jsonl", write=self.fabric.is_global_zero)
+
+    def run(self) -> TrainingResult:
+        """Train to the end, from the newest checkpoint if there is one.
+
+        Raises
+        ------
+        ResidlabError
+            If a checkpoint is damaged or of another configuration, the disk is full, or values stay non-finite.
+        """
+        config, fabric = self.config, self.fabric
+        begin = time.perf_counter()
+        found = latest_checkpoint(self.folder, config.to_dict())
+        torch.manual_seed(config.seed)
+        plain = Transformer(config.model, seed=config.seed)
+        if found is not None:
+            plain.load_state_dict(found.model)
+        optimizer = make_optimizer(plain, config.optimizer)
+        compiled = cast(nn.Module, torch.compile(plain)) if config.compile else plain
+        model = fabric.setup_module(compiled)
+        step, losses, skipped = 0, [], 0
+        if found is not None:
+            optimizer.load_state_dict(found.optimizer)
+            step, losses, skipped = found.step, found.progress["losses"], found.progress["skipped"]
+            set_random_state(found.random)
+        self.metrics.resume(step)
+        batches = Batches(
+            self.texts.train,
+            context=config.model.context,
+            batch=config.batch,
+            seed=config.seed,
+            rank=fabric.global_rank,
+            world=fabric.world_size,
+        )
+        recent: deque[float] = deque(losses[-SPIKE_WINDOW:], maxlen=SPIKE_WINDOW)
+        bad, ids, saved = 0, None, step
+        tokens = config.batch * config.model.context
+        label = f"{config.model.norm.kind} {config.hash}"
+        with training_bar(label, config.steps, step) as advance:
+            while step < config.steps:
+                tick = time.perf_counter()
+                ids = torch.from_numpy(batches[step]).to(fabric.device)
+                assert config.schedule is not None
+                optimizer.set_lr(config.schedule.factor(step))
+                loss, norm = self._update(model, plain, optimizer, ids)
+                step += 1
+                plain.refresh(step)
+                losses.append(loss)
+                line: dict[str, Any] = {"step": step, "loss": loss, "grad_norm": norm}
+                if not (math.isfinite(loss) and math.isfinite(norm)):
+                    skipped, bad = skipped + 1, bad + 1
+                    line["skipped"] = True
+                else:
+                    bad = 0
+                    if _is_spike(loss, recent):
+                        line["spike"] = True
+                    recent.append(loss)
+                self.metrics.write(line)
+                if bad > config.bad_steps:
+                    raise ResidlabError(
+                        f"step {step}: loss {loss} and gradient norm {norm}, the {bad}th update in a row that is not "
+                        f"finite; the last checkpoint, if any, is in {self.folder}"
+                    )
+                if self._due(config.probe_every, step) and self.probes:
+                    self.metrics.write({"step": step, "probes": self._probe(plain, ids)})
+                if self._due(config.evaluate_every, step) and step < config.steps:
+                    self._evaluate(plain, step)
+                if self._due(config.checkpoint_every, step) and step < config.steps:
+                    self._save(plain, optimizer, step, losses, skipped)
+                    saved = step
+                advance(step, loss, tokens / (time.perf_counter() - tick))
+        evaluation = self._evaluate(plain, step, write=saved < step or found is None)
+        if saved < step:
+            self._save(plain, optimizer, step, losses, skipped)
+        return TrainingResult(plain, evaluation, tuple(losses), skipped, time.perf_counter() - begin)
+
+    def _update(
+        self, model: "_FabricModule", plain: nn.Module, optimizer: TrainingOptimizer, ids: Tensor
+    ) -> tuple[float, float]:
+        """Take one step unless it would spoil the weights; return the loss and the gradient norm before clipping."""
+        fabric, parts = self.fabric, self.config.accumulation
+        total = torch.zeros((), device=ids.device)
+        for index, part in enumerate(ids.chunk(parts)):
+            with fabric.no_backward_sync(model, enabled=index < parts - 1):
+                logits = model(part[:, :-1])
+                loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), part[:, 1:].flatten()) / parts
+                fabric.backward(loss)
+            total += loss.detach()
+        if fabric.world_size > 1:
+            total = fabric.all_reduce(total, reduce_op="mean")  # type: ignore[assignment]
+        norm = grad_norm(plain) if self.config.clip is None else clip(plain, self.config.clip)
+        loss_value, norm_value = torch.stack((total.double(), norm.double())).tolist()
+        if math.isfinite(loss_value) and math.isfinite(norm_value):
+            optimizer.step()
+        optimizer.zero_grad()
+        return loss_value, norm_value
+
+    def _due(self, every: int, step: int) -> bool:
+        return every > 0 and step % every == 0
+
+    def _probe(self, model: nn.Module, ids: Tensor) -> dict[str, Any]:
+        with torch.no_grad():
+            return {name: probe(model, ids[:, :-1]) for name, probe in self.probes.items()}
+
+    def _evaluate(self, model: Transformer, step: int, write: bool = True) -> Evaluation:
+        with self.fabric.autocast():
+            result = evaluate(
+                model,
+                self.texts.validation,
+                self.config.model.context,
+                most=self.config.evaluation_tokens,
+                batch=self.config.batch,
+            )
+        if write:
+            self.metrics.write({"step": step, "evaluation": asdict(result)})
+        return result
+
+    def _save(self, model: nn.Module, optimizer: Any, step: int, losses: list[float], skipped: int) -> None:
+        self.metrics.flush()
+        if self.fabric.is_global_zero:
+            progress = {"losses": losses, "skipped": skipped}
+            weights, state = dict(model.state_dict()), optimizer.state_dict()
+            save_checkpoint(
+                self.folder, Checkpoint(step, self.config.to_dict(), weights, state, random_state(), progress)
+            )
+        self.fabric.barrier()
+
+
+def default_fabric(config: TrainConfig) -> "Fabric":
+    """Return Lightning Fabric for one process on the best device of this machine.
+
+    Raises
+    ------
+    ResidlabError
+        If lightning-fabric is not installed.
+    """
+    try:
+        from lightning_fabric import Fabric
+    except ImportError as error:
+        raise ResidlabError("training needs lightning-fabric: pip install residlab[training]") from error
+    precision = "bf16-mixed" if config.precision == "bfloat16" else "32-true"
+    accelerator = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    return Fabric(accelerator=accelerator, devices=1, precision=precision)  # type: ignore[arg-type]
+
+
+def _is_spike(loss: float, recent: deque[float]) -> bool:
+    if len(recent) < SPIKE_WINDOW:
+        return False
+    middle = statistics.median(recent)
+    spread = 1.4826 * statistics.median(abs(value - middle) for value in recent)
+    return loss > middle + max(6 * spread, 0.5)
+
+
+def _finite(value: Any) -> Any:
+    """Return JSON values, where what is not finite is its name."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class _Metrics:
+    """A file of JSON lines, appended to; what lies beyond a checkpoint is taken back when training resumes."""
+
+    def __init__(self, file: Path, *, write: bool) -> None:
+        self.file, self.enabled = file, write
+        self.pending: list[str] = []
+
+    def resume(self, step: int) -> None:
+        if not self.enabled:
+            return
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        kept = []
+        if self.file.exists():
+            for line in self.file.read_text().splitlines():
+                try:
+                    if json.loads(line)["step"] > step:
+                        break
+                except (ValueError, KeyError, TypeError):  # the line that a crash cut short
+                    break
+                kept.append(line)
+        temporary = self.file.with_name(f".{self.file.name}.part")
+        temporary.write_text("".join(f"{line}\n" for line in kept))
+        temporary.replace(self.file)
+
+    def write(self, line: dict[str, Any]) -> None:
+        if self.enabled:
+            self.pending.append(json.dumps(_finite(line), allow_nan=False))
+            if len(self.pending) >= 100 or len(line) == 2:
+                self.flush()
+
+    def flush(self) -> None:
+        if self.enabled and self.pending:
+            with self.file.open("a") as stream:
+                stream.write("".join(f"{line}\n" for line in self.pending))
+            self.pending.clear()
