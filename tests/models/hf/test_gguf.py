@@ -15,7 +15,7 @@ import torch
 from residlab.data import sources
 from residlab.data.fetch import fetch
 from residlab.errors import ResidlabError
-from residlab.models import hf
+from residlab.models.hf import gguf as hf
 
 WIDTH, HEADS, KV_HEADS, FEED_FORWARD, LAYERS = 64, 2, 1, 96, 2
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

