@@ -12,7 +12,7 @@ SIZES = {
     "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 48,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 3,  # a layer's number matters to layer-norm scaling
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
@@ -32,6 +32,15 @@ def quiet_transformers():
     transformers.utils.logging.set_verbosity_error()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """On models this small threads only wait for each other, long on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def make() -> Callable[..., Any]:
     """``make("Llama", tie_word_embeddings=True)``: random weights, random gains, evaluation mode."""
@@ -39,10 +48,10 @@ def make() -> Callable[..., Any]:
 
     def build(family: str, **settings: Any) -> Any:
         torch.manual_seed(0)
-        attention = settings.pop("attn_implementation", None)
+        how = {name: settings.pop(name) for name in ("attn_implementation", "dtype") if name in settings}
         name = {"Gemma3": "Gemma3TextConfig"}.get(family, f"{family}Config")
         config = getattr(transformers, name)(**{**SIZES, **settings})
-        model = getattr(transformers, f"{family}ForCausalLM")._from_config(config, attn_implementation=attention)
+        model = getattr(transformers, f"{family}ForCausalLM")._from_config(config, **how)
         with torch.no_grad():
             for parameter_name, parameter in model.named_parameters():
                 if "norm" in parameter_name:

@@ -117,7 +117,7 @@ def test_dtype_device_mode_and_independence(make, ids, tmp_path):
         for parameter in copy.parameters():
             parameter.zero_()
     assert torch.equal(theirs.model.layers[0].self_attn.q_proj.weight, before)
-    with pytest.raises(ResidlabError, match="dtype must be a floating-point type; got torch.int8"):
+    with pytest.raises(ResidlabError, match=r"dtype must be a floating-point type; got torch\.int8"):
         from_hugging_face(tmp_path, dtype=torch.int8)
     with pytest.raises(ResidlabError, match="device must be one of"):
         from_hugging_face(tmp_path, device="nowhere")
@@ -159,7 +159,10 @@ def test_out_and_in_again(ids, tmp_path, settings):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"norm": norm_options("bhyt")}, r"its Llama has no norm = bhyt; its GPT-2 no norm = bhyt, feedforward = swiglu"),
+        (
+            {"norm": norm_options("bhyt")},
+            r"its Llama has no norm = bhyt; its GPT-2 no norm = bhyt, feedforward = swiglu",
+        ),
         ({"residual": False}, r"its Llama has no residual = False"),
         ({"temperature_base": 0.9}, r"its Llama has no temperature_base = 0.9"),
         ({**GPT2, "feedforward": "gelu", "logit_scale": 2.0}, r"its GPT-2 no logit_scale = 2.0$"),
@@ -224,7 +227,10 @@ def test_a_configuration_that_is_not_ours_is_refused(saved, values, named):
 @pytest.mark.parametrize(
     ("setting", "named"),
     [
-        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx of a gpt2 must be False; got True"),
+        (
+            {"scale_attn_by_inverse_layer_idx": True},
+            "scale_attn_by_inverse_layer_idx of a gpt2 must be False; got True",
+        ),
         ({"activation_function": "relu"}, "activation_function must be one of gelu_new, .* got 'relu'"),
     ],
 )
@@ -274,7 +280,9 @@ def test_models_with_another_door_are_sent_there(make, tmp_path):
     for source in (theirs, tmp_path / "swapped"):
         with pytest.raises(ResidlabError, match="has swapped norms: load it with"):
             from_hugging_face(source)
-    with pytest.raises(ResidlabError, match="architecture must be one of .* got Linear"):
+    with pytest.raises(ResidlabError, match="some are on the meta device"):
+        from_hugging_face(make("Llama").to("meta"))
+    with pytest.raises(ResidlabError, match=r"architecture must be one of .* got Linear"):
         from_hugging_face(torch.nn.Linear(2, 2))
 
 

@@ -50,8 +50,8 @@ class BHyTLayer:
 
     def forward(self: Any, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         """Map (B, T, width) to the same; ``kwargs`` are those of attention."""
-        y, statistic = self.input_layernorm(hidden_states, return_statistic=True)
-        h, rows = self.self_attn(hidden_states=y, **kwargs)
+        attended, statistic = self.input_layernorm(hidden_states, return_statistic=True)
+        h, rows = self.self_attn(hidden_states=attended, **kwargs)
         x: Tensor = hidden_states + h
         increment = variance_increment(
             self.options,
@@ -62,7 +62,7 @@ class BHyTLayer:
             visible=self._visible(kwargs.get("position_ids")),
             rows=self._checked_rows(rows),
         )
-        y = self.mlp(self.post_attention_layernorm(x, statistic, increment))
+        y: Tensor = self.mlp(self.post_attention_layernorm(x, statistic, increment))
         return x + y
 
     def measured_constant(self: Any) -> Tensor:
@@ -76,7 +76,8 @@ class BHyTLayer:
         if self.options.refresh != "forward":
             # Kept divided by the width, which float16 can hold.
             kept: Tensor = self.variance_constant
-            return kept.to(torch.promote_types(kept.dtype, torch.float32)) * self.hidden_size
+            width: int = self.hidden_size
+            return kept.to(torch.promote_types(kept.dtype, torch.float32)) * width
         key = None if self.training or torch.is_grad_enabled() else _identity(self._weights())
         if key is None:
             self.forget()

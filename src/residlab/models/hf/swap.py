@@ -25,12 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from residlab.errors import ResidlabError
 from residlab.models.config import (
     BHyTOptions,
-    DyTOptions,
     LayerNormOptions,
     LNSOptions,
     ModelConfig,
@@ -129,6 +128,7 @@ def swap_norms(hf_model: PreTrainedModel, kind: str, **options: Any) -> SwapRepo
     config = copy.deepcopy(hf_model.config)  # another model may have been made from the same object
     swapped, swapped_config = swapped_classes(family)
     config.__class__ = swapped_config
+    vars(config).pop("model_type", None)  # where a configuration came from a file, it hides the class's
     config.residlab = {"format": FORMAT, "norm": {"kind": chosen.kind, **dataclasses.asdict(chosen)}}
     before = hf_model.config
     for module in hf_model.modules():
@@ -223,7 +223,7 @@ def _check_model(hf_model: Any) -> None:
         raise ResidlabError("the model is quantized: norms can be swapped in floating-point models only")
     for name, module in hf_model.named_modules():
         if hasattr(module, "_hf_hook"):
-            raise ResidlabError(f"{name or 'the model'} is dispatched by accelerate: load without device_map, swap first")
+            raise ResidlabError(f"{name or 'the model'} is dispatched by accelerate: swap first, without a device_map")
     for name, parameter in hf_model.named_parameters():
         if parameter.is_meta:
             raise ResidlabError(f"{name} is on the meta device: swap when the weights are there")
@@ -297,14 +297,13 @@ def install(hf_model: Any) -> SwapReport:
         for name, module in hf_model.named_modules()
         if "Norm" in type(module).__name__ and type(module).__module__.startswith("transformers.")
     )
-    return SwapReport(
-        options, family.model_name, layer_name, len(layers), sites, tuple(replaced), tuple(added), kept
-    )
+    return SwapReport(options, family.model_name, layer_name, len(layers), sites, tuple(replaced), tuple(added), kept)
 
 
 def _in_place_of(theirs: nn.Module, ours: nn.Module) -> Any:
     """Return our norm on the device, in the dtype and mode, and as trainable as the one that it replaces."""
-    weight = theirs.get_parameter("weight") if "weight" in dict(theirs.named_parameters()) else next(theirs.parameters())
+    weight = theirs.weight
+    assert isinstance(weight, nn.Parameter)
     ours = ours.to(device=weight.device, dtype=weight.dtype).requires_grad_(weight.requires_grad).train(theirs.training)
     # A stand-in of the wrong shape: transformers' own class refuses the checkpoint. Finding no weight at all, it would
     # report that and go on with an RMSNorm whose gains are one.
@@ -322,7 +321,7 @@ class _SwappedModel:
     """A model whose norms were swapped: what transformers builds from a saved configuration."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         install(self)
 
     def _get_name(self) -> str:

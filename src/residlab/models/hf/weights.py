@@ -80,6 +80,8 @@ def from_hugging_face(
         config = getattr(source, "config", None)
         _check_architecture([type(source).__name__], vars(config) if config is not None else {})
         state = {name: tensor.detach() for name, tensor in source.state_dict().items()}
+        if any(tensor.is_meta for tensor in state.values()):
+            raise ResidlabError("the model has no weights yet: some are on the meta device")
         return _built(source.config, list(state), state.__getitem__, dtype, device, copy=True)
     folder = _local_folder(source)
     config = _read_config(folder)
@@ -185,7 +187,9 @@ def _built(
             raise ResidlabError("tie_word_embeddings is true, but lm_head.weight differs from the embeddings")
     if missing or left:
         what = [f"lack {name}" for name in missing[:1]] + [f"have {name} too many" for name in left[:1]]
-        raise ResidlabError(f"the weights are not those of the {config.model_type} described: they {' and '.join(what)}")
+        raise ResidlabError(
+            f"the weights are not those of the {config.model_type} described: they {' and '.join(what)}"
+        )
     weights: dict[str, Tensor] = {}
     for entry in entries:
         tensor = read(there[entry.theirs])
@@ -194,7 +198,9 @@ def _built(
         dtype = dtype or tensor.dtype  # the first tensor's, that of the embeddings
         tensor = (tensor.T if entry.transposed else tensor).to(device, dtype)
         if len(tensor) % len(entry.ours):
-            raise ResidlabError(f"{entry.theirs} has shape {tuple(tensor.shape)}, which is no stack of queries, keys, values")
+            raise ResidlabError(
+                f"{entry.theirs} has shape {tuple(tensor.shape)}, which is no stack of queries, keys, values"
+            )
         parts = tensor.chunk(len(entry.ours)) if len(entry.ours) > 1 else (tensor,)
         for name, part in zip(entry.ours, parts, strict=True):
             # A part of a stack is a view of all of it, which must not be kept alive twice.
@@ -272,7 +278,9 @@ def _llama_config(config: PreTrainedConfig) -> ModelConfig:
 
 def _gpt2_config(config: PreTrainedConfig) -> ModelConfig:
     if config.activation_function not in _GELUS:
-        raise ResidlabError(f"activation_function must be one of {', '.join(_GELUS)}; got {config.activation_function!r}")
+        raise ResidlabError(
+            f"activation_function must be one of {', '.join(_GELUS)}; got {config.activation_function!r}"
+        )
     wanted = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
     for setting, value in wanted.items():
         if getattr(config, setting, value) != value:
@@ -320,7 +328,8 @@ def _their_config(config: ModelConfig) -> tuple[str, Any]:
         gpt2.append("a layernorm without bias")
     if llama and gpt2:
         raise ResidlabError(
-            f"transformers cannot express this model: its Llama has no {', '.join(llama)}; its GPT-2 no {', '.join(gpt2)}"
+            f"transformers cannot express this model: its Llama has no {', '.join(llama)}; "
+            f"its GPT-2 no {', '.join(gpt2)}"
         )
     special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     if not llama:
@@ -371,7 +380,9 @@ def _local_folder(source: str | os.PathLike[str]) -> Path:
     if folder.is_dir():
         return folder
     if not isinstance(source, str) or not _HUB_NAME.fullmatch(source):
-        raise ResidlabError(f"{source} is no folder, nor the name of a model on the hub, as in HuggingFaceTB/SmolLM2-135M")
+        raise ResidlabError(
+            f"{source} is no folder, nor the name of a model on the hub, as in HuggingFaceTB/SmolLM2-135M"
+        )
     from huggingface_hub import snapshot_download
 
     try:
