@@ -1,5 +1,6 @@
 """Transformers' models as ours and back: the oracle is transformers itself."""
 
+import importlib.util
 import json
 import socket
 
@@ -12,7 +13,7 @@ from residlab.data.fetch import status
 from residlab.errors import ResidlabError
 from residlab.models.config import ModelConfig, norm_options
 from residlab.models.files import save_model
-from residlab.models.hf import from_hugging_face, smollm2, swap_norms, to_hugging_face
+from residlab.models.hf import from_hugging_face, load_swapped, smollm2, swap_norms, to_hugging_face
 from residlab.models.transformer import Transformer
 
 
@@ -284,6 +285,19 @@ def test_models_with_another_door_are_sent_there(make, tmp_path):
         from_hugging_face(make("Llama").to("meta"))
     with pytest.raises(ResidlabError, match=r"architecture must be one of .* got Linear"):
         from_hugging_face(torch.nn.Linear(2, 2))
+
+
+def test_without_transformers(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for act in (
+        from_hugging_face,
+        load_swapped,
+        lambda folder: to_hugging_face(Transformer(ModelConfig(**SHAPE)), folder),
+    ):
+        with pytest.raises(
+            ResidlabError, match=r"needs transformers, which is not installed: pip install residlab\[hf\]"
+        ):
+            act(tmp_path)
 
 
 def test_names_of_the_hub(saved, monkeypatch):

@@ -41,6 +41,7 @@ from residlab.models.config import (
 from residlab.models.files import checked_device
 from residlab.models.hf.families import FAMILIES, Family, family_of
 from residlab.models.hf.layers import BHyTLayer, layer_class, mixin_for
+from residlab.models.hf.needs import require
 from residlab.models.norms import make_norm, make_output_norm
 
 if TYPE_CHECKING:
@@ -112,7 +113,9 @@ def swap_norms(hf_model: PreTrainedModel, kind: str, **options: Any) -> SwapRepo
         2048 at most, since models are rarely trained on the longest sequence that they allow. It is recorded in
         ``config.residlab``. The constant takes the matrices of values and outputs only, no bias (Qwen2 has some).
         ``averaged="position"`` counts by the ``position_ids`` that transformers makes, up to a sliding window;
-        ``averaged="rows"`` needs ``attn_implementation="eager"``. ``refresh=n`` needs `RefreshConstants`.
+        ``averaged="rows"`` needs ``attn_implementation="eager"``. ``refresh="forward"`` is explained, with what escapes
+        it, in `residlab.models.hf.layers.BHyTLayer`; ``refresh=n`` needs `RefreshConstants`. FSDP2 takes no scalar
+        parameter: ``learn_lam=False`` makes lam a buffer.
 
     Raises
     ------
@@ -163,6 +166,7 @@ def load_swapped(
     ResidlabError
         If the folder holds no such model or an unknown version of it, is damaged, or its weights do not fit.
     """
+    require("load_swapped", "transformers")
     folder, device = Path(folder), checked_device(device)
     try:
         values = json.loads((folder / "config.json").read_text())

@@ -25,6 +25,7 @@ from torch import Tensor
 from residlab.errors import ResidlabError
 from residlab.models.config import LayerNormOptions, ModelConfig, RMSNormOptions
 from residlab.models.files import checked_device, load_weights, replaced_folder
+from residlab.models.hf.needs import require
 from residlab.models.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def from_hugging_face(
         setting that `Transformer` does not have (a scaled rotary embedding, a sliding window, a bias on some linear
         layers only), or a weight is not finite.
     """
+    require("from_hugging_face", "transformers")
     device = checked_device(device)
     if dtype is not None and not dtype.is_floating_point:
         raise ResidlabError(f"dtype must be a floating-point type; got {dtype}")
@@ -101,6 +103,7 @@ def to_hugging_face(model: Transformer, folder: str | os.PathLike[str]) -> None:
         If the configuration has something that neither can express, which the message names, or the folder holds
         something else or cannot be written.
     """
+    require("to_hugging_face", "transformers")
     kind, config = _their_config(model.config)
     config.architectures = ["LlamaForCausalLM" if kind == "llama" else "GPT2LMHeadModel"]
     config.dtype = model.embedding.weight.dtype
