@@ -74,11 +74,11 @@ def test_without_a_command_it_shows_the_help():
     assert "COMMAND" in done.stdout
 
 
-def test_the_examples_of_the_readme_run():
+def test_the_examples_of_the_readme_run(tmp_path):
     blocks = re.findall(r"^( *)```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     assert blocks
     for indent, block in blocks:
-        python("\n".join(line.removeprefix(indent) for line in block.splitlines()))
+        python("\n".join(line.removeprefix(indent) for line in block.splitlines()), cwd=tmp_path)
 
 
 def test_the_readme_names_every_command():

@@ -1,6 +1,7 @@
 """Causal self-attention with grouped key-value heads, rotary positions and a cache."""
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -147,25 +148,55 @@ class Attention(nn.Module):
         rows = precise.masked_fill(~mask, -math.inf).softmax(dim=-1)
         return rows.to(v.dtype) @ v, rows
 
-    @torch.no_grad()
     def value_output_gram(self, gamma: Tensor) -> Tensor:
-        """Return ``<W_a, W_b>_F`` of the heads' maps ``W_a = diag(gamma) W_V^a W_O^a``, (heads, heads), float32 or 64.
+        """Return `value_output_gram` of this module's weights."""
+        return value_output_gram(self.W_V.weight, self.W_O.weight, gamma, self.head_dim)
 
-        The twin of `residlab.theory.block_variance.head_gram`, on the weights of this module.
-        """
-        precise = torch.promote_types(self.W_V.weight.dtype, torch.float32)
-        V = (self.W_V.weight.to(precise) * gamma.to(precise)).view(self.kv_heads, self.head_dim, -1)
-        V = V.repeat_interleave(self.heads // self.kv_heads, dim=0).flatten(0, 1)
-        O = self.W_O.weight.to(precise)  # noqa: E741
-        product = (V @ V.T) * (O.T @ O)
-        return product.view(self.heads, self.head_dim, self.heads, self.head_dim).sum(dim=(1, 3))
-
-    @torch.no_grad()
     def value_output_energy(self, gamma: Tensor) -> Tensor:
-        """Return ``||diag(gamma) W_V W_O||_F**2``, the sum of `value_output_gram` at a fraction of its cost."""
-        precise = torch.promote_types(self.W_V.weight.dtype, torch.float32)
-        V = self.W_V.weight.to(precise) * gamma.to(precise)  # (kv_heads head_dim, width)
+        """Return `value_output_energy` of this module's weights."""
+        return value_output_energy(self.W_V.weight, self.W_O.weight, gamma, self.head_dim)
+
+
+@torch.no_grad()
+def value_output_gram(W_V: Tensor, W_O: Tensor, gamma: Tensor, head_dim: int) -> Tensor:
+    """Return ``<W_a, W_b>_F`` of the heads' maps ``W_a = diag(gamma) W_V^a W_O^a``, (heads, heads), float32 or 64.
+
+    The twin of `residlab.theory.block_variance.head_gram`, on the weights of a torch model.
+
+    Parameters
+    ----------
+    W_V : (kv_heads head_dim, width)
+    W_O : (width, heads head_dim)
+        As `torch.nn.Linear` holds them.
+    gamma : (width,)
+        The gain in front of them.
+    head_dim
+        Size of a head.
+    """
+    precise = torch.promote_types(W_V.dtype, torch.float32)
+    with _full_precision(W_V):
+        V = (W_V.to(precise) * gamma.to(precise)).view(-1, head_dim, len(gamma))
+        O = W_O.to(precise)  # noqa: E741
+        heads = O.shape[1] // head_dim
+        V = V.repeat_interleave(heads // len(V), dim=0).flatten(0, 1)
+        product = (V @ V.T) * (O.T @ O)
+        return product.view(heads, head_dim, heads, head_dim).sum(dim=(1, 3))
+
+
+@torch.no_grad()
+def value_output_energy(W_V: Tensor, W_O: Tensor, gamma: Tensor, head_dim: int) -> Tensor:
+    """Return ``||diag(gamma) W_V W_O||_F**2``, the sum of `value_output_gram` at a fraction of its cost."""
+    precise = torch.promote_types(W_V.dtype, torch.float32)
+    with _full_precision(W_V):
+        V = W_V.to(precise) * gamma.to(precise)  # (kv_heads head_dim, width)
         # Heads that share values add up: only the sum of their columns of W_O matters.
-        O = self.W_O.weight.to(precise).view(-1, self.kv_heads, self.heads // self.kv_heads, self.head_dim)  # noqa: E741
-        O = O.sum(dim=2).flatten(1)  # noqa: E741
+        O = W_O.to(precise)  # noqa: E741
+        kv_heads, heads = len(V) // head_dim, O.shape[1] // head_dim
+        O = O.view(-1, kv_heads, heads // kv_heads, head_dim).sum(dim=2).flatten(1)  # noqa: E741
         return ((V @ V.T) * (O.T @ O)).sum()
+
+
+def _full_precision(tensor: Tensor) -> AbstractContextManager[object]:
+    # Inside autocast a product of float32 matrices would be one of bfloat16.
+    kind = tensor.device.type
+    return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)

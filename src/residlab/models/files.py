@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import safetensors
@@ -25,6 +27,22 @@ def save_model(model: Transformer, folder: str | os.PathLike[str]) -> None:
     ResidlabError
         If the folder holds something else, or cannot be written.
     """
+    with replaced_folder(folder) as staging:
+        weights = {name: tensor.detach().contiguous().cpu() for name, tensor in model.state_dict().items()}
+        save_file(weights, staging / "model.safetensors")
+        config = {"format": FORMAT, "dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
+        (staging / "config.json").write_text(json.dumps({**config, **model.config.to_dict()}, indent=2) + "\n")
+
+
+@contextmanager
+def replaced_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
+    """Let a block fill an empty folder that, when it ends without an error, takes the place of a model's.
+
+    Raises
+    ------
+    ResidlabError
+        If ``folder`` exists and is no saved model, or cannot be written.
+    """
     folder = Path(folder)
     if folder.exists() and not (folder / "config.json").is_file():
         raise ResidlabError(f"{folder} exists and is not a saved model: it is left as it is")
@@ -32,10 +50,7 @@ def save_model(model: Transformer, folder: str | os.PathLike[str]) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
         try:
-            weights = {name: tensor.detach().contiguous().cpu() for name, tensor in model.state_dict().items()}
-            save_file(weights, staging / "model.safetensors")
-            config = {"format": FORMAT, "dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
-            (staging / "config.json").write_text(json.dumps({**config, **model.config.to_dict()}, indent=2) + "\n")
+            yield staging
             staging.chmod(0o755)
             if folder.exists():
                 shutil.rmtree(folder)

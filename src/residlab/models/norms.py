@@ -246,3 +246,44 @@ def make_norm(config: ModelConfig, site: Site, layer: int = 1) -> nn.Module:
 def make_output_norm(config: ModelConfig) -> nn.Module | None:
     """Return the norm behind a sublayer, which only Peri-LN has."""
     return RMSNorm(config.width, eps=config.norm.eps) if isinstance(config.norm, PeriLNOptions) else None
+
+
+def variance_increment(
+    options: BHyTOptions,
+    lam: Tensor,
+    width: int,
+    constant: Tensor,
+    *,
+    tokens: int,
+    visible: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """Return the variance that attention is taken to add to a token, () or (B or 1, T, 1), without a gradient.
+
+    ``constant lam**2 / (kappa**2 width N)``, N as ``options.averaged`` says (Byun et al., arXiv 2601.09719; chapter 3).
+
+    Parameters
+    ----------
+    options, lam, width
+        Of the norm in front of attention.
+    constant
+        `residlab.models.attention.value_output_energy`, for ``averaged = "rows"`` its Gram matrix.
+    tokens
+        N of ``averaged = "context"``.
+    visible : (B or 1, T, 1)
+        How many tokens each query sees, N of ``averaged = "position"``.
+    rows : (B, heads, T, keys)
+        Attention weights, for ``averaged = "rows"``.
+    """
+    second_moment = (lam.detach().to(constant.dtype) / options.kappa) ** 2
+    if options.averaged == "rows":
+        assert rows is not None
+        p = rows.detach().transpose(1, 2).to(constant.dtype)  # (B, T, heads, keys)
+        with torch.autocast(p.device.type, enabled=False):  # it would make a product of float32 one of bfloat16
+            share = ((p @ p.transpose(-1, -2)) * constant).sum(dim=(-1, -2))[..., None].clamp_min(0)
+    elif options.averaged == "position":
+        assert visible is not None
+        share = constant / visible
+    else:
+        share = constant / tokens
+    return share * second_moment / width

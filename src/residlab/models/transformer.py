@@ -20,7 +20,7 @@ from residlab.models.attention import Attention, KVCache, rotary_table
 from residlab.models.config import BHyTOptions, DyTOptions, ModelConfig, PeriLNOptions
 from residlab.models.feedforward import Feedforward
 from residlab.models.init import initialize
-from residlab.models.norms import BHyT, BHyTStar, DyT, RMSNorm, make_norm, make_output_norm
+from residlab.models.norms import BHyT, BHyTStar, DyT, RMSNorm, make_norm, make_output_norm, variance_increment
 
 
 @dataclass(frozen=True)
@@ -108,18 +108,16 @@ class Block(nn.Module):
         return (x + h if self.residual else h), rows
 
     def _increment(self, constant: Tensor, around: _Surroundings, rows: Tensor | None) -> Tensor:
-        """Return the variance that attention is taken to add, () or (B or 1, T, 1), without a gradient."""
         assert self.approximation is not None
-        second_moment = (self._first_site.lam.detach().to(constant.dtype) / self.approximation.kappa) ** 2
-        if self.approximation.averaged == "rows":
-            assert rows is not None
-            p = rows.detach().transpose(1, 2).to(constant.dtype)  # (B, T, heads, keys)
-            share = ((p @ p.transpose(-1, -2)) * constant).sum(dim=(-1, -2))[..., None].clamp_min(0)
-        elif self.approximation.averaged == "position":
-            share = constant / around.visible
-        else:
-            share = constant / self.tokens
-        return share * second_moment / self.width
+        return variance_increment(
+            self.approximation,
+            self._first_site.lam,
+            self.width,
+            constant,
+            tokens=self.tokens,
+            visible=around.visible,
+            rows=rows,
+        )
 
 
 class Transformer(nn.Module):

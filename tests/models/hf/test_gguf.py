@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import socket
 import warnings
@@ -15,7 +16,7 @@ import torch
 from residlab.data import sources
 from residlab.data.fetch import fetch
 from residlab.errors import ResidlabError
-from residlab.models import hf
+from residlab.models.hf import gguf as hf
 
 WIDTH, HEADS, KV_HEADS, FEED_FORWARD, LAYERS = 64, 2, 1, 96, 2
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -220,10 +221,8 @@ def test_a_killed_conversion_says_so(tmp_path, monkeypatch):
 def test_what_is_missing_is_named(tmp_path, monkeypatch):
     with pytest.raises(ResidlabError, match=r"^smollm2 is not in .*: run `residlab fetch smollm2`$"):
         hf.smollm2(cache=tmp_path)
-    find = hf.importlib.util.find_spec
+    find = importlib.util.find_spec
     for gone in ("transformers", "gguf"):
-        monkeypatch.setattr(
-            hf.importlib.util, "find_spec", lambda name, gone=gone: None if name == gone else find(name)
-        )
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, gone=gone: None if name == gone else find(name))
         with pytest.raises(ResidlabError, match=rf"^SmolLM2 needs {gone}, .*: pip install residlab\[hf\]$"):
             hf.smollm2(cache=tmp_path)

