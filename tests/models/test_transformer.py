@@ -242,6 +242,13 @@ def test_a_kept_constant_changes_when_its_policy_says(refresh, changes):
     assert constants(model) == pytest.approx([float(block.measured_constant()) for block in model.layers])
 
 
+def test_a_kept_constant_survives_float16():
+    model = make("bhyt", {"refresh": "frozen"}, init_std=2.0)
+    expected = constants(model)
+    assert expected[0] > 7e4  # more than float16 holds
+    assert constants(model.half()) == pytest.approx(expected, rel=1e-3)
+
+
 def test_the_constant_does_not_depend_on_the_length_of_the_first_call():
     first, second, tokens = make(), make(), some_tokens()
     first(tokens[:, :3])

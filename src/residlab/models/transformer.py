@@ -61,7 +61,7 @@ class Block(nn.Module):
         if self.approximation is not None:
             self.tokens = self.approximation.tokens or config.context
             kept = self.approximation.refresh != "forward"
-            self.register_buffer("variance_constant", self.measured_constant() if kept else None)
+            self.register_buffer("variance_constant", self.measured_constant() / self.width if kept else None)
 
     def measured_constant(self) -> Tensor:
         """Return the energy of ``diag(gamma) W_V W_O``, for ``rows`` its heads' Gram matrix, of the weights now."""
@@ -81,7 +81,9 @@ class Block(nn.Module):
         if self.approximation.refresh == "forward":
             return self.measured_constant()
         assert self.variance_constant is not None
-        return self.variance_constant
+        # Kept divided by the width, which keeps it in float16's range.
+        precise = torch.promote_types(self.variance_constant.dtype, torch.float32)
+        return self.variance_constant.to(precise) * self.width
 
     def forward(self, x: Tensor, around: _Surroundings, constant: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Map (B, T, width) to the same; also return the attention weights if asked."""
@@ -257,7 +259,7 @@ class Transformer(nn.Module):
             return
         for block in self.layers:
             assert block.variance_constant is not None
-            block.variance_constant.copy_(block.measured_constant())
+            block.variance_constant.copy_(block.measured_constant() / self.config.width)
 
     # --- The door
 
