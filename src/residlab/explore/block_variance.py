@@ -35,8 +35,8 @@ def block_variance_explorable() -> Explorable:
         alt=(
             "Two panels against position, 1 to {tokens}. Above: variance that attention adds, in units of the "
             "stream’s: the paper’s constant {paper}, its causal form, and the truth for λ/κ = {ratio}, correlation "
-            "{shared}, which is {true} at position {at}. Below: the error of the second denominator, {error} there with the "
-            "constant and {causal} with its causal form."
+            "{shared}, which is {true} at position {at}. Below: the error of the second denominator, {error} there "
+            "with the constant and {causal} with its causal form."
         ),
         controls=(
             Slider("ratio", "λ\u2060/\u2060κ", RATIOS, 0.2, description="root of the second moment"),
@@ -133,8 +133,8 @@ def _figure() -> go.Figure:
         "height": 640,
         "dragmode": False,
         "margin": {"l": 68, "r": 20, "t": 12, "b": 56},
-        "xaxis": {"anchor": "y", "matches": "x2", "showticklabels": False, "type": "log"},
-        "yaxis": {"domain": [0.5, 1], "title": {"text": "variance added"}, **decades(-7, 3.1, step=2)},
+        "xaxis": {"anchor": "y", **decades(0, 3.7), "matches": "x2", "showticklabels": False},
+        "yaxis": {"domain": [0.5, 1], "title": {"text": "variance added"}, **decades(-6, 3.1, step=2)},
         "xaxis2": {"anchor": "y2", "title": {"text": "position t"}, **decades(0, 3.7)},
         "yaxis2": {
             "domain": [0, 0.42],

@@ -89,9 +89,12 @@ def head_gram(
 
     Source: chapter 3 (the sum, with gain 1: arXiv 2601.09719, block-level approximation).
     """
-    V, W_O = _value_output(W_V, W_O, heads, kv_heads, gamma)
+    V, W_O = _value_output(W_V, W_O, heads, kv_heads, gamma, expand=False)
     weighted = V if covariance is None else _square("covariance", covariance, V.shape[-2]) @ V
-    products = (np.swapaxes(V, -1, -2) @ weighted) * (W_O @ np.swapaxes(W_O, -1, -2))
+    values = np.swapaxes(V, -1, -2) @ weighted
+    for _ in range(2):  # each head's columns, then its rows: on the small matrix, not on the weights
+        values = np.swapaxes(expand_value_heads(values, heads, heads if kv_heads is None else kv_heads), -1, -2)
+    products = values * (W_O @ np.swapaxes(W_O, -1, -2))
     head_dim = W_O.shape[-2] // heads
     blocks = products.reshape(*products.shape[:-2], heads, head_dim, heads, head_dim)
     gram: FloatArray = np.sum(blocks, axis=(-3, -1))
@@ -338,9 +341,9 @@ def attention_rows(attention: ArrayLike, heads: int | None) -> FloatArray:
 
 
 def _value_output(
-    W_V: ArrayLike, W_O: ArrayLike, heads: int, kv_heads: int | None, gamma: ArrayLike
+    W_V: ArrayLike, W_O: ArrayLike, heads: int, kv_heads: int | None, gamma: ArrayLike, *, expand: bool = True
 ) -> tuple[FloatArray, FloatArray]:
-    """Return ``diag(gamma) W_V``, expanded to the query heads, and ``W_O``, of matching shapes."""
+    """Return ``diag(gamma) W_V``, as a rule expanded to the query heads, and ``W_O``, of matching shapes."""
     V = expand_value_heads(W_V, heads, heads if kv_heads is None else kv_heads)
     W_O = _matrix("W_O", W_O)
     if W_O.shape[-2:] != V.shape[:-3:-1]:
@@ -350,4 +353,5 @@ def _value_output(
     gamma = checked("gamma", gamma, np.isfinite, "finite")
     if gamma.ndim and gamma.shape[-1] != V.shape[-2]:
         raise ValueError(f"gamma must be a scalar or have shape (..., {V.shape[-2]}); got shape {gamma.shape}")
+    V = V if expand else _matrix("W_V", W_V)
     return V * (gamma[..., None] if gamma.ndim else gamma), W_O
