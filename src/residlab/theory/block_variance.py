@@ -52,11 +52,19 @@ def expand_value_heads(W_V: ArrayLike, heads: int, kv_heads: int) -> FloatArray:
 
 
 def head_gram(
-    W_V: ArrayLike, W_O: ArrayLike, heads: int, *, kv_heads: int | None = None, gamma: ArrayLike = 1.0
+    W_V: ArrayLike,
+    W_O: ArrayLike,
+    heads: int,
+    *,
+    kv_heads: int | None = None,
+    gamma: ArrayLike = 1.0,
+    covariance: ArrayLike | None = None,
 ) -> FloatArray:
     """Return the inner products ``<W_a, W_b>_F`` of the heads' maps ``W_a = diag(gamma) W_V^a W_O^a``.
 
-    Their sum is ``||diag(gamma) W_V W_O||_F**2``, the energy in `attention_variance`. No d x d product is formed.
+    Their sum is ``||diag(gamma) W_V W_O||_F**2``, the energy in `attention_variance`. No d x d product is formed. With
+    the covariance ``C`` of the channels of a normalised token, ``tr(W_a^T C W_b)``, which is ``n <W_a, W_b>_F`` for
+    ``C = n I``: what `residlab.theory.branch_moments` takes.
 
     Parameters
     ----------
@@ -67,6 +75,8 @@ def head_gram(
         Grouped queries (`expand_value_heads`); ``heads`` if omitted.
     gamma : array_like, scalar or shape (..., d)
         The gain of the norm in front of the attention.
+    covariance : array_like, shape (..., d, d), optional
+        Symmetric; the identity if omitted.
 
     Returns
     -------
@@ -79,8 +89,12 @@ def head_gram(
 
     Source: chapter 3 (the sum, with gain 1: arXiv 2601.09719, block-level approximation).
     """
-    V, W_O = _value_output(W_V, W_O, heads, kv_heads, gamma)
-    products = (np.swapaxes(V, -1, -2) @ V) * (W_O @ np.swapaxes(W_O, -1, -2))
+    V, W_O = _value_output(W_V, W_O, heads, kv_heads, gamma, expand=False)
+    weighted = V if covariance is None else _square("covariance", covariance, V.shape[-2]) @ V
+    values = np.swapaxes(V, -1, -2) @ weighted
+    for _ in range(2):  # each head's columns, then its rows: on the small matrix, not on the weights
+        values = np.swapaxes(expand_value_heads(values, heads, heads if kv_heads is None else kv_heads), -1, -2)
+    products = values * (W_O @ np.swapaxes(W_O, -1, -2))
     head_dim = W_O.shape[-2] // heads
     blocks = products.reshape(*products.shape[:-2], heads, head_dim, heads, head_dim)
     gram: FloatArray = np.sum(blocks, axis=(-3, -1))
@@ -88,16 +102,63 @@ def head_gram(
 
 
 def head_traces(
-    W_V: ArrayLike, W_O: ArrayLike, heads: int, *, kv_heads: int | None = None, gamma: ArrayLike = 1.0
+    W_V: ArrayLike,
+    W_O: ArrayLike,
+    heads: int,
+    *,
+    kv_heads: int | None = None,
+    gamma: ArrayLike = 1.0,
+    covariance: ArrayLike | None = None,
 ) -> FloatArray:
     """Return ``tr(diag(gamma) W_V^a W_O^a)`` of each head, shape (..., heads), for `stream_covariance`.
 
-    Parameters and errors as in `head_gram`. Source: chapter 3 (ours).
+    With the cross-covariance ``C[f, g]`` of stream entry ``f`` and normalised entry ``g``, ``tr(C W_a)``. Parameters
+    and errors as in `head_gram`. Source: chapter 3 (ours).
     """
     V, W_O = _value_output(W_V, W_O, heads, kv_heads, gamma)
+    if covariance is not None:
+        V = _square("covariance", covariance, V.shape[-2]) @ V
     diagonal: FloatArray = np.sum(V * np.swapaxes(W_O, -1, -2), axis=-2)
     traces: FloatArray = np.sum(diagonal.reshape(*diagonal.shape[:-1], heads, -1), axis=-1)
     return traces
+
+
+def head_means(
+    mean: ArrayLike,
+    W_V: ArrayLike,
+    W_O: ArrayLike,
+    heads: int,
+    *,
+    kv_heads: int | None = None,
+    gamma: ArrayLike = 1.0,
+) -> FloatArray:
+    """Return ``m diag(gamma) W_V^a W_O^a``, what each head writes for a token equal to the mean ``m``.
+
+    Parameters
+    ----------
+    mean : array_like, shape (..., d)
+        Leading axes stay.
+    W_V, W_O, heads, kv_heads, gamma
+        As in `head_gram`, without leading axes.
+
+    Returns
+    -------
+    ndarray, shape (..., heads, d)
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit, or an entry is not finite.
+
+    Source: chapter 3 (ours).
+    """
+    V, W_O = _value_output(W_V, W_O, heads, kv_heads, gamma)
+    mean = checked("mean", mean, np.isfinite, "finite")
+    if V.ndim != 2 or not mean.ndim or mean.shape[-1] != V.shape[0]:
+        raise ValueError(f"mean must have shape (..., {V.shape[-2]}), W_V two axes; got {mean.shape} and {V.shape}")
+    values = (mean @ V).reshape(*mean.shape[:-1], heads, 1, -1)
+    written: FloatArray = (values @ W_O.reshape(heads, -1, W_O.shape[-1]))[..., 0, :]
+    return written
 
 
 def draw_spread(
@@ -188,15 +249,9 @@ def attention_variance_from_rows(
     Source: chapter 3 (ours).
     """
     gram = checked("gram", gram, np.isfinite, "finite")
-    attention = checked("attention", attention, non_negative, "finite and >= 0")
-    if attention.ndim < 2 or gram.ndim < 2 or not gram.shape[-1] == gram.shape[-2] == attention.shape[-2]:
-        raise ValueError(
-            "gram must have shape (..., heads, heads) and attention (..., heads, keys); "
-            f"got {gram.shape} and {attention.shape}"
-        )
-    checked(
-        "the sum of an attention row", attention.sum(axis=-1), lambda v: np.abs(v - 1) <= ROW_SUM_TOLERANCE, "1 +- 1e-4"
-    )
+    if gram.ndim < 2 or gram.shape[-1] != gram.shape[-2]:
+        raise ValueError(f"gram must have shape (..., heads, heads); got {gram.shape}")
+    attention = attention_rows(attention, gram.shape[-1])
     shared = _share(shared)[..., None, None]
     overlap = (1 - shared) * (attention @ np.swapaxes(attention, -1, -2)) + shared
     energy: FloatArray = np.sum(overlap * gram, axis=(-1, -2))
@@ -268,10 +323,27 @@ def _matrix(name: str, value: ArrayLike) -> FloatArray:
     return array
 
 
+def _square(name: str, value: ArrayLike, size: int) -> FloatArray:
+    array = _matrix(name, value)
+    if array.shape[-2:] != (size, size):
+        raise ValueError(f"{name} must have shape (..., {size}, {size}); got {array.shape}")
+    return array
+
+
+def attention_rows(attention: ArrayLike, heads: int | None) -> FloatArray:
+    """Return attention rows, shape (..., heads, keys), as float64, or raise ValueError if they are none."""
+    array = checked("attention", attention, non_negative, "finite and >= 0")
+    if array.ndim < 2 or array.shape[-2] != heads:
+        raise ValueError(f"attention must have shape (..., heads, keys), with {heads} heads; got {array.shape}")
+    off = np.abs(array.sum(axis=-1) - 1)
+    checked("the sum of an attention row", array.sum(axis=-1), lambda _: off <= ROW_SUM_TOLERANCE, "1 +- 1e-4")
+    return array
+
+
 def _value_output(
-    W_V: ArrayLike, W_O: ArrayLike, heads: int, kv_heads: int | None, gamma: ArrayLike
+    W_V: ArrayLike, W_O: ArrayLike, heads: int, kv_heads: int | None, gamma: ArrayLike, *, expand: bool = True
 ) -> tuple[FloatArray, FloatArray]:
-    """Return ``diag(gamma) W_V``, expanded to the query heads, and ``W_O``, of matching shapes."""
+    """Return ``diag(gamma) W_V``, as a rule expanded to the query heads, and ``W_O``, of matching shapes."""
     V = expand_value_heads(W_V, heads, heads if kv_heads is None else kv_heads)
     W_O = _matrix("W_O", W_O)
     if W_O.shape[-2:] != V.shape[:-3:-1]:
@@ -281,4 +353,5 @@ def _value_output(
     gamma = checked("gamma", gamma, np.isfinite, "finite")
     if gamma.ndim and gamma.shape[-1] != V.shape[-2]:
         raise ValueError(f"gamma must be a scalar or have shape (..., {V.shape[-2]}); got shape {gamma.shape}")
+    V = V if expand else _matrix("W_V", W_V)
     return V * (gamma[..., None] if gamma.ndim else gamma), W_O
