@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from residlab.explore import variance
+from residlab.explore import block_variance, variance
 from residlab.explore.panels import KAPPAS, LAMBDAS
 from residlab.theory.chebyshev import chebyshev_tail, vysochanskij_petunin_tail
 from residlab.theory.laws import LAWS
@@ -93,6 +93,20 @@ def check_variance(shown):
     assert (x.tolist(), y.tolist()) == ([state["depth"]], [pytest.approx(state["lam"] / state["kappa"])])
 
 
+def check_block_variance(shown):
+    series = block_variance.block_variance_explorable().compute(**shown.state).series
+    names = {
+        "the paper’s constant, T": "paper",
+        "causal form, t": "causal",
+        "the truth": "true",
+        "constant": "error-paper",
+        "causal form": "error-causal",
+    }
+    for name, meta in names.items():
+        for got, wanted in zip(shown.series[name], series[meta], strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12)
+
+
 CASES = [
     Case(
         "notebooks/01-stream.html",
@@ -111,6 +125,22 @@ CASES = [
         keys={"lam": ("ArrowRight",), "kappa": ("Home", "ArrowRight", "ArrowRight"), "law": ("ArrowDown",)},
         then={"lam": 2.25, "kappa": 1.5, "law": "laplace"},
         check=check_chebyshev,
+    ),
+    Case(
+        "notebooks/03-block-variance.html",
+        "block-variance",
+        start={"ratio": 0.2, "tokens": 1024.0, "position": 16.0, "shared": 0.0, "focus": 1.0, "gain": 100.0},
+        sliders={
+            "ratio": block_variance.RATIOS,
+            "tokens": block_variance.TOKENS,
+            "position": block_variance.POSITIONS,
+            "shared": block_variance.SHARED,
+            "focus": block_variance.FOCUS,
+            "gain": block_variance.GAINS,
+        },
+        keys={"ratio": ("ArrowRight",), "tokens": ("Home",), "position": ("End",), "shared": ("ArrowRight",)},
+        then={"ratio": 0.22, "tokens": 16.0, "position": 4096.0, "shared": 0.01},
+        check=check_block_variance,
     ),
     Case(
         "notebooks/04-theorem.html",

@@ -9,7 +9,8 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from residlab.explore.explorable import Explorable, Frame, Readout, Slider
-from residlab.explore.theme import AXIS, BLUE, MUTED, VERMILION, decades, template
+from residlab.explore.panels import LOWER, MOVING, axis, two_panels
+from residlab.explore.theme import AXIS, BLUE, MUTED, VERMILION, decades
 from residlab.theory.block_variance import attention_variance
 from residlab.theory.variance import gaussian_second_moment
 
@@ -105,8 +106,8 @@ def _error(estimate: NDArray[np.float64], true: NDArray[np.float64]) -> NDArray[
 
 
 def _figure() -> go.Figure:
-    line: dict[str, Any] = {"x": [], "y": [], "mode": "lines", "hovertemplate": "t = %{x}: %{y:.3g}"}
-    lower: dict[str, Any] = {**line, "xaxis": "x2", "yaxis": "y2", "hovertemplate": "t = %{x}: %{y:.1%}"}
+    line: dict[str, Any] = {**MOVING, "mode": "lines", "hovertemplate": "t = %{x}: %{y:.3g}"}
+    lower: dict[str, Any] = {**line, **LOWER, "hovertemplate": "t = %{x}: %{y:.1%}"}
     paper, causal, true = (
         {"color": MUTED, "dash": "dot", "width": 2.5},
         {"color": BLUE, "dash": "dash", "width": 2.5},
@@ -128,21 +129,20 @@ def _figure() -> go.Figure:
             **{**lower, "mode": "markers"},
         ),
     ]
-    layout = {
-        "template": template(),
-        "height": 640,
-        "dragmode": False,
-        "margin": {"l": 68, "r": 20, "t": 12, "b": 56},
-        "xaxis": {"anchor": "y", **decades(0, 3.7), "matches": "x2", "showticklabels": False},
-        "yaxis": {"domain": [0.5, 1], "title": {"text": "variance added"}, **decades(-6, 3.1, step=2)},
-        "xaxis2": {"anchor": "y2", "title": {"text": "position t"}, **decades(0, 3.7)},
-        "yaxis2": {
-            "domain": [0, 0.42],
-            "title": {"text": "error of the denominator"},
-            "tickformat": ".0%",
-            "range": [-1.05, 1.05],
-            "zeroline": True,
-            "zerolinecolor": AXIS,
-        },
-    }
-    return go.Figure(traces, layout)
+    return two_panels(
+        traces,
+        upper=(
+            {**decades(0, 3.7), "matches": "x2", "showticklabels": False},
+            {"domain": [0.5, 1], **axis("variance added", **decades(-6, 3.1, step=2))},
+        ),
+        lower=(
+            axis("position t", **decades(0, 3.7)),
+            axis(
+                "error of the denominator",
+                tickformat=".0%",
+                range=[-1.05, 1.05],
+                zeroline=True,
+                zerolinecolor=AXIS,
+            ),
+        ),
+    )
