@@ -423,6 +423,24 @@ def test_a_resumed_run_is_bit_identical(kind, dtype):
     assert not torch.equal(straight.layers[0].attention.W_V.weight, tiny(dtype).layers[0].attention.W_V.weight)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_default_rates_learn(kind):
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(depth=2, width=32, heads=2, vocabulary=32, context=16), seed=0)
+    optimizer = make_optimizer(model, OptimizerConfig(kind=kind))
+    tokens = torch.randint(0, 32, (4, 16))
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = next_token_loss(model(tokens), tokens)
+        loss.backward()
+        clip(model, 1.0)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[0] == pytest.approx(math.log(32), rel=0.02)
+    assert losses[-1] < 0.85 * losses[0]
+
+
 def test_a_state_that_does_not_fit_is_refused():
     model = matrix_model(4, 3)
     muon = make_optimizer(model, OptimizerConfig(kind="muon"))
