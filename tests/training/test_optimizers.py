@@ -115,6 +115,18 @@ def soap(W, all_gradients, lr, decay, beta1=0.95, beta2=0.95, eps=1e-8, frequenc
         yield W
 
 
+def muon(W, all_gradients, lr, decay, momentum=0.95):
+    m = 0
+    for G in all_gradients:
+        m = momentum * m + (1 - momentum) * G
+        U, x, V = np.linalg.svd((1 - momentum) * G + momentum * m, full_matrices=False)
+        x = x / np.linalg.norm(x)
+        for _ in range(5):
+            x = 3.4445 * x - 4.7750 * x**3 + 2.0315 * x**5
+        W = (1 - lr * decay) * W - lr * math.sqrt(max(1, W.shape[0] / W.shape[1])) * (U * x) @ V
+        yield W
+
+
 def kl_shampoo(W, all_gradients, lr, decay, momentum=0.9, beta=0.95, start=0.1):
     """The update of arXiv 2509.03378, with exact roots and inverses.
 
@@ -136,7 +148,7 @@ def kl_shampoo(W, all_gradients, lr, decay, momentum=0.9, beta=0.95, start=0.1):
         yield W
 
 
-TEXTBOOK = {"adamw": adamw, "signgd": signgd, "shampoo": shampoo, "soap": soap}
+TEXTBOOK = {"adamw": adamw, "signgd": signgd, "muon": muon, "shampoo": shampoo, "soap": soap}
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (5, 7)])
@@ -174,25 +186,32 @@ def test_signgd_without_momentum_is_the_sign():
     np.testing.assert_array_equal(end, start - 0.5 * np.sign(G))
 
 
-@pytest.mark.parametrize("shape", [(24, 16), (16, 24), (16, 16)])
+@pytest.mark.parametrize("shape", [(24, 16), (16, 24), (16, 16), (64, 64)])
 def test_muon_orthogonalises(shape):
-    all_gradients = gradients(*shape, 3)
-    path = run(OptimizerConfig(kind="muon", lr=1.0, momentum=0.9), all_gradients)
-    m = 0
-    for G, before, after in zip(all_gradients, path, path[1:], strict=False):
-        m = 0.9 * m + 0.1 * G
-        nesterov = 0.1 * G + 0.9 * m
-        U, S, V = np.linalg.svd(nesterov, full_matrices=False)
-        x = S / np.linalg.norm(S)
-        for _ in range(5):
-            x = 3.4445 * x - 4.7750 * x**3 + 2.0315 * x**5
-        factor = math.sqrt(max(1, shape[0] / shape[1]))
-        update = (before - after) / factor
-        assert cosine(update, (U * x) @ V) > 0.999  # Newton-Schulz runs in bfloat16
-        assert cosine(update, U @ V) > 0.95
-        singular = np.linalg.svd(update, compute_uv=False)
-        np.testing.assert_allclose(singular, np.sort(x)[::-1], rtol=0, atol=0.1)
-        assert ((singular > 0.65) & (singular < 1.25)).mean() > 0.9
+    G = np.random.default_rng(0).normal(size=shape)
+    start, end = run(OptimizerConfig(kind="muon", lr=1.0), [G])
+    update = (start - end) / math.sqrt(max(1, shape[0] / shape[1]))
+    U, _, V = np.linalg.svd(G, full_matrices=False)
+    assert cosine(update, U @ V) > 0.97
+    singular = np.linalg.svd(update, compute_uv=False)
+    assert singular.max() < 1.21
+    assert np.mean(singular > 0.67) > 0.95
+    assert np.mean(singular) == pytest.approx(0.9, abs=0.1)
+
+
+@pytest.mark.parametrize("scale", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize("shape", [(24, 16), (16, 24)])
+def test_muon_is_torch_s_up_to_bfloat16(shape, scale):
+    config = OptimizerConfig(kind="muon", lr=0.1, weight_decay=0.5, momentum=0.9, scale=scale)
+    all_gradients = gradients(*shape, 4)
+    path = run(config, all_gradients, torch.float32)
+    model = matrix_model(*shape, torch.float32)
+    theirs = torch.optim.Muon(model.parameters(), lr=0.1, weight_decay=0.5, momentum=0.9, adjust_lr_fn=scale)
+    for G in all_gradients:
+        model[0].weight.grad = torch.as_tensor(G, dtype=torch.float32)
+        theirs.step()
+    difference = np.linalg.norm(model[0].weight.detach().double().numpy() - path[-1])
+    assert difference < 0.02 * np.linalg.norm(path[-1] - path[0])
 
 
 def test_muon_s_other_scale():
@@ -256,33 +275,38 @@ def test_nothing_and_almost_nothing(kind, dtype):
 
 
 def test_kl_shampoo_s_factors_never_vanish():
-    # After 2,000 steps without a gradient 0.95**2000 would leave float32, and the ratio of two zeros is no number.
+    # After 2,000 steps without a gradient 0.95**2000 leaves float32, where subnormal numbers are flushed to zero; and
+    # the factors are balanced by the ratio of their sizes.
     model = matrix_model(2, 2, torch.float32)
     optimizer = make_optimizer(model, OptimizerConfig(kind="kl-shampoo"))
-    for step in range(150):
+    for step in range(10):
         model[0].weight.grad = torch.zeros(2, 2)
         optimizer.step()
         state = optimizer.parts[0].optimizer.state[model[0].weight][0]
         factors = next(value for key, value in state.items() if "GG" in key)
         if step == 1:
             for factor in factors:
-                factor.mul_(1e-42)
+                factor.zero_()
     assert torch.isfinite(model[0].weight).all()
     assert all(torch.isfinite(factor).all() and factor.any() for factor in factors)
 
 
+# In float32 Shampoo fails on 16, 37, 39 and 57, and SOAP makes steps of 20,000 times its rate on 268 and 287.
+@pytest.mark.parametrize("seed", [16, 37, 39, 57, 268, 287])
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_of_rank_one(kind):
-    generator = torch.Generator().manual_seed(1)
-    for rows, columns, scale in ((34, 3, 2.2), (3, 26, 1e3), (7, 7, 30.0), (2, 15, 1e3)):
-        model = matrix_model(rows, columns, torch.float32)
-        optimizer = make_optimizer(model, OptimizerConfig(kind=kind))
-        u, v = torch.randn(rows, 1, generator=generator), torch.randn(1, columns, generator=generator)
-        for _ in range(6):
-            model[0].weight.grad = scale * u @ v
-            optimizer.step()
-            assert torch.isfinite(model[0].weight).all()
-        assert float(model[0].weight.detach().abs().max()) < 10
+def test_gradients_of_rank_one(kind, seed):
+    generator = torch.Generator().manual_seed(seed)
+    rows, columns = torch.randint(2, 40, (2,), generator=generator).tolist()
+    scale = 10 ** float(torch.rand(1, generator=generator) * 3)
+    u, v = torch.randn(rows, 1, generator=generator), torch.randn(1, columns, generator=generator)
+    model = matrix_model(rows, columns, torch.float32)
+    optimizer = make_optimizer(model, OptimizerConfig(kind=kind))
+    for _ in range(6):
+        model[0].weight.grad = scale * u @ v
+        optimizer.step()
+        assert torch.isfinite(model[0].weight).all()
+    # KL-Shampoo's factors start at 0.1 whatever the gradient, so its first step is as long as the gradient.
+    assert float(model[0].weight.detach().abs().max()) < (30 if kind == "kl-shampoo" else 2)
 
 
 # --- What a step does not touch
@@ -341,11 +365,18 @@ def test_the_factor_scales_the_step(kind):
 
 
 def tiny(dtype=torch.float32):
-    norm = norm_options("dyt", embedding_scale=True, bias=True)
-    return Transformer(
-        ModelConfig(depth=1, width=16, heads=2, vocabulary=20, context=12, norm=norm, bias=True, tied_embeddings=False),
-        seed=0,
-    ).to(dtype)
+    config = ModelConfig(
+        depth=1,
+        width=16,
+        heads=2,
+        vocabulary=20,
+        context=12,
+        norm=norm_options("dyt", embedding_scale=True, bias=True),
+        bias=True,
+        tied_embeddings=False,
+        init_std=0.5,  # no gradient is so small that what an optimizer makes of it is lost
+    )
+    return Transformer(config, seed=0).to(dtype)
 
 
 def train(model, optimizer, first, last):
@@ -379,6 +410,7 @@ def test_a_resumed_run_is_bit_identical(kind, dtype):
     second.load_state_dict(saved["model"])
     resumed = make_optimizer(second, OptimizerConfig.from_dict(json.loads(json.dumps(config.to_dict()))))
     resumed.load_state_dict(saved["optimizer"])
+    kept = {name: tensor.clone() for name, tensor in flatten_state(saved["optimizer"])[0].items()}
     assert (resumed.steps, resumed.factor) == (3, 1 / 3)
     train(second, resumed, 3, 6)
     different = [
@@ -387,7 +419,26 @@ def test_a_resumed_run_is_bit_identical(kind, dtype):
         if not torch.equal(a, b)
     ]
     assert not different
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in flatten_state(saved["optimizer"])[0].items())
     assert not torch.equal(straight.layers[0].attention.W_V.weight, tiny(dtype).layers[0].attention.W_V.weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_default_rates_learn(kind):
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(depth=2, width=32, heads=2, vocabulary=32, context=16), seed=0)
+    optimizer = make_optimizer(model, OptimizerConfig(kind=kind))
+    tokens = torch.randint(0, 32, (4, 16))
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = next_token_loss(model(tokens), tokens)
+        loss.backward()
+        clip(model, 1.0)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[0] == pytest.approx(math.log(32), rel=0.02)
+    assert losses[-1] < 0.85 * losses[0]
 
 
 def test_a_state_that_does_not_fit_is_refused():
