@@ -1,0 +1,166 @@
+"""Build ``native.cpp`` with the machine's C++ compiler, once, and call it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import warnings
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .rational_tanh import LONG, SHORT, Fraction
+
+_COMPILERS = ("c++", "g++", "clang++")
+_FLAGS = ("-std=c++20", "-O2", "-ftree-vectorize", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+_FLAGS += ("-fPIC", "-shared")
+# What a compiler may lack, best first: one thread and no vectors is still correct.
+_OPTIONAL = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-mcpu=native", "-fopenmp-simd"), ())
+_SERIAL = 1 << 15  # entries below which a second thread costs more than it saves
+_SYMBOLS = {
+    torch.float64: "residlab_float64",
+    torch.float32: "residlab_float32",
+    torch.bfloat16: "residlab_bfloat16",
+    torch.float16: "residlab_float16",
+}
+
+
+class Norm(IntEnum):
+    """The operators of ``native.cpp``, in its order."""
+
+    RMS = 0
+    DYT = 1
+    MEASURED = 2
+    MEASURED_CENTRED = 3
+    GIVEN = 4
+    GIVEN_CENTRED = 5
+
+
+_TENSORS = (
+    "x residual gamma beta scalar spread mean y z grad_y grad_z grad_measured_spread grad_measured_mean "
+    "grad_x grad_gamma grad_beta grad_scalar grad_spread grad_mean"
+).split()
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("rows", "width", "threads")),
+        *((name, ctypes.c_double) for name in ("kappa", "eps")),
+        *((name, ctypes.c_void_p) for name in _TENSORS),
+    )
+
+
+class NativeError(RuntimeError):
+    """The C++ kernels cannot be built on this machine; the message says why."""
+
+
+def call(norm: Norm, *, backward: bool, kappa: float, eps: float, **tensors: Tensor | None) -> None:
+    """Run one operator over all rows of contiguous tensors; what is None is absent, or not wanted."""
+    x = tensors["x"]
+    assert x is not None
+    width = x.shape[-1]
+    threads = 1 if x.numel() < _SERIAL else torch.get_num_threads()
+    pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
+    arguments = _Call(x.numel() // width, width, threads, kappa, eps, **pointers)
+    getattr(library(), _SYMBOLS[x.dtype])(int(norm), int(backward), ctypes.byref(arguments))
+
+
+def tanh(x: Tensor, fraction: Fraction, y: Tensor | None = None, times: int = 1) -> Tensor:
+    """Evaluate one of the two fractions as the kernels do, on contiguous float32, ``times`` times over."""
+    y = torch.empty_like(x) if y is None else y
+    function = library().residlab_tanh_long if fraction is LONG else library().residlab_tanh_short
+    pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, y))
+    function(*pointers, ctypes.c_int64(x.numel()), ctypes.c_int64(times))
+    return y
+
+
+@cache
+def available() -> bool:
+    """Return whether the kernels can be built here; if not, say once why eager formulas run instead."""
+    try:
+        library()
+    except NativeError as error:
+        warnings.warn(f"compiled norms fall back to the eager reference: {error}", stacklevel=2)
+        return False
+    return True
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Load the built kernels, building them first where this machine has not done so.
+
+    Raises
+    ------
+    NativeError
+        If there is no C++ compiler, or it fails.
+    """
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        raise NativeError(f"no C++ compiler on PATH (tried {', '.join(_COMPILERS)})")
+    source = _prelude() + Path(__file__).with_name("native.cpp").read_text(encoding="utf-8")
+    version = _output([compiler, "--version"])
+    key = hashlib.sha256("\0".join((source, version, *_FLAGS, *map(str, _OPTIONAL), _processor())).encode())
+    built = _cache_dir() / f"norms-{key.hexdigest()[:24]}.so"
+    if not built.exists():
+        _build(compiler, source, built)
+    try:
+        return ctypes.CDLL(str(built))
+    except OSError as error:
+        raise NativeError(f"{built} does not load ({error}); delete it to build it anew") from error
+
+
+def _build(compiler: str, source: str, target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as folder:
+            text, made = Path(folder) / "norms.cpp", Path(folder) / "norms.so"
+            text.write_text(source, encoding="utf-8")
+            said = ""
+            for optional in _OPTIONAL:
+                command = [compiler, *_FLAGS, *optional, str(text), "-o", str(made)]
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                if done.returncode == 0:
+                    os.replace(made, target)
+                    return
+                said = said or done.stderr
+    except OSError as error:
+        raise NativeError(f"cannot write to the cache folder {target.parent}: {error}") from error
+    raise NativeError(f"{compiler} failed: {said.strip()[:500]}")
+
+
+def _prelude() -> str:
+    lines = [f"#include <{header}>" for header in ("algorithm", "bit", "cmath", "cstdint", "vector")]
+    for name, fraction in (("LONG", LONG), ("SHORT", SHORT)):
+        for letter, coefficients in (("P", fraction.numerator), ("Q", fraction.denominator)):
+            values = ", ".join(f"{value.hex()}f" for value in coefficients)
+            lines.append(f"constexpr float {name}_{letter}[] = {{{values}}};")
+        lines.append(f"constexpr float {name}_BOUND = {fraction.bound.hex()}f;")
+    return "\n".join(lines) + "\n"
+
+
+def _cache_dir() -> Path:
+    import platformdirs
+
+    return platformdirs.user_cache_path("residlab", appauthor=False) / "kernels"
+
+
+def _processor() -> str:
+    # A home folder may be shared by machines that understand different instructions.
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join([platform.machine(), platform.processor(), *sorted({x for x in lines if x.startswith(wanted)})])
+
+
+def _output(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
