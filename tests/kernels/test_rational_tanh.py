@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from residlab.kernels import native
+from residlab.kernels import compiled
 from residlab.kernels.rational_tanh import LONG, SHORT, Fraction, evaluate, rational_tanh
 
 INFINITY = 0x7F800000  # the bits of float32 infinity: those below are the finite numbers >= 0, in order
@@ -22,9 +22,9 @@ def tanh(request: pytest.FixtureRequest) -> Evaluate:
     """Both ways that the fractions are evaluated: torch's operators, and fused multiply-adds in C++."""
     if request.param == "eager":
         return evaluate
-    if not native.available():
+    if not compiled.available():
         pytest.skip("not run: no C++ compiler; install one (Debian, Ubuntu: apt-get install g++)")
-    return native.tanh
+    return compiled.tanh
 
 
 @dataclass
@@ -67,7 +67,7 @@ def stratified() -> list[range]:
     """A prime stride through every exponent, every float around the bounds, and the smallest and largest numbers."""
     around = [torch.tensor(bound).view(torch.int32).item() for bound in (SHORT.bound, LONG.bound)]
     dense = [range(int(bits) - 50_000, int(bits) + 50_000) for bits in around]
-    return [range(0, 1000), range(1000, INFINITY, 1499), *dense, range(INFINITY - 1000, INFINITY + 1)]
+    return [range(1000), range(1000, INFINITY, 1499), *dense, range(INFINITY - 1000, INFINITY + 1)]
 
 
 def check(tanh: Evaluate, fraction: Fraction, worst: Worst) -> None:

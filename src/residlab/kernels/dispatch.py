@@ -243,9 +243,7 @@ class _Operators(Protocol):
 
     def rms_norm(self, x: Tensor, gamma: Tensor | None, eps: float) -> Tensor: ...
 
-    def add_rms_norm(
-        self, x: Tensor, residual: Tensor, gamma: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor]: ...
+    def add_rms_norm(self, x: Tensor, residual: Tensor, gamma: Tensor | None, eps: float) -> tuple[Tensor, Tensor]: ...
 
     def dyt(self, x: Tensor, alpha: Tensor | float, gamma: Tensor | None, beta: Tensor | None) -> Tensor: ...
 
@@ -280,10 +278,10 @@ def _choose(backend: Backend, x: Tensor) -> _Operators:
             raise ValueError(f"backend 'compiled' runs on CPU tensors, x is on {x.device}; use 'auto'")
         from . import compiled
 
-        return compiled
+        return compiled.OPERATORS if compiled.available() else reference
     from . import triton
 
-    return triton
+    return triton.OPERATORS
 
 
 @cache

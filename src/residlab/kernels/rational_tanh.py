@@ -4,11 +4,11 @@
 nothing cancels. ``|x|`` is clamped to a bound where the result is 1.
 
 - `SHORT`, for bfloat16 and float16 (computed in float32), is the fraction of degree 7 / 6 of least relative error,
-  ``53 x 2^-24``, that equals 1 at its bound: 1/600 of a unit roundoff of bfloat16, 1/75 of float16.
-- `LONG`, for float32, approximates ``t = tanh(x/2)`` with degree 5 / 6 and doubles the angle, ``2t / (1 + t^2)``, in one
-  division: ``A Q / (Q^2 + A^2/4)`` with ``A = x P``. Rounding errors of ``t`` are damped where tanh saturates, which no
-  direct fraction does (the best of degree 9 / 8 is off by 5.4 ulp). It is the fraction of least relative error after
-  doubling, ``0.12 x 2^-24``; what remains is rounding.
+  ``53 x 2^-24``, that equals 1 at its bound: 1/1200 of the unit roundoff of bfloat16, 1/150 of that of float16.
+- `LONG`, for float32, approximates ``t = tanh(x/2)`` with degree 5 / 6 and doubles the angle, ``2t / (1 + t^2)``, in
+  one division: ``A Q / (Q^2 + A^2/4)`` with ``A = x P``. Rounding errors of ``t`` are damped where tanh saturates,
+  which no direct fraction does (the best of degree 9 / 8 was off by 5.4 ulp). Its error after doubling is the least
+  possible, ``0.12 x 2^-24``; what remains is rounding.
 
 Every float32 was tried: `LONG` is off by at most @EAGER@ ulp in plain float32 arithmetic and @FUSED@ ulp with fused
 multiply-adds, never exceeds 1, and steps back by at most @BACK@ ulp between neighbours (no rounded fraction is exactly
@@ -77,7 +77,8 @@ def rational_tanh(x: Tensor, fraction: Fraction | None = None) -> Tensor:
         return torch.tanh(x)
     if fraction is None:
         fraction = LONG if x.dtype == torch.float32 else SHORT
-    y: Tensor = _RationalTanh.apply(x.float(), fraction)  # type: ignore[no-untyped-call]
+    function = _RationalTanh if torch.compiler.is_compiling() else _TransformableRationalTanh
+    y: Tensor = function.apply(x.float(), fraction)  # type: ignore[no-untyped-call]
     return y.to(x.dtype)
 
 
@@ -89,10 +90,10 @@ def evaluate(x: Tensor, fraction: Fraction) -> Tensor:
     q = _horner(square, fraction.denominator)
     above = x + x * p
     if fraction.doubled:
-        y = (above + above * q) / (q * (q + 2) + above * (0.25 * above) + 1)
+        above, below = above + above * q, q * (q + 2) + above * (0.25 * above) + 1
     else:
-        y = above / (1 + q)
-    return y.clamp(-1, 1)
+        below = 1 + q
+    return (above / below).clamp(-1, 1)
 
 
 def _horner(square: Tensor, coefficients: tuple[float, ...]) -> Tensor:
@@ -104,7 +105,7 @@ def _horner(square: Tensor, coefficients: tuple[float, ...]) -> Tensor:
 
 
 class _RationalTanh(torch.autograd.Function):
-    generate_vmap_rule = True
+    """What torch.compile can trace: it refuses a rule for forward mode, and needs none for `torch.func.vmap`."""
 
     @staticmethod
     def forward(x: Tensor, fraction: Fraction) -> Tensor:
@@ -116,11 +117,15 @@ class _RationalTanh(torch.autograd.Function):
         ctx.save_for_forward(output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (y,) = ctx.saved_tensors
         return grad - grad * y * y, None
 
+
+class _TransformableRationalTanh(_RationalTanh):
+    generate_vmap_rule = True
+
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:  # type: ignore[override]
-        (y,) = ctx.saved_tensors
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        y: Tensor = ctx.saved_tensors[0]
         return tangent - tangent * y * y

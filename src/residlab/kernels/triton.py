@@ -1,21 +1,20 @@
 """The operators as fused Triton kernels for CUDA tensors of 16 and 32 bits: each row is read once a direction.
 
 Forward, one program a row. Backward, a few programs a multiprocessor, each of which walks through its share of the rows
-and keeps its own sums for gamma, beta and the scalar; torch adds them up. As in ``native.cpp``, every operator is
+and keeps its own sums for gamma, beta and the scalar; torch adds them up. As in ``compiled.cpp``, every operator is
 ``y = gamma t + beta`` with ``t = a x`` or ``tanh(a x)``, and every gradient ``dL/dx = a u + c x + e``, where
 ``u = dL/dy gamma dt/d(a x)`` and the numbers ``c`` and ``e`` of a row carry what flows through its statistics.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum
-from typing import Any
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
+from .fused import FusedOperators, Norm
 from .rational_tanh import LONG, SHORT
-from .reference import TokenStatistic
 
 try:
     import triton
@@ -29,22 +28,11 @@ _WIDEST = 1 << 16  # entries of a row that one program holds
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class Norm(IntEnum):
-    """The operators, as the kernels number them."""
-
-    RMS = 0
-    DYT = 1
-    MEASURED = 2
-    MEASURED_CENTRED = 3
-    GIVEN = 4
-    GIVEN_CENTRED = 5
-
-
-RMS = tl.constexpr(0)
-DYT = tl.constexpr(1)
-MEASURED_CENTRED = tl.constexpr(3)
-GIVEN = tl.constexpr(4)
-GIVEN_CENTRED = tl.constexpr(5)
+RMS = tl.constexpr(int(Norm.RMS))
+DYT = tl.constexpr(int(Norm.DYT))
+MEASURED_CENTRED = tl.constexpr(int(Norm.MEASURED_CENTRED))
+GIVEN = tl.constexpr(int(Norm.GIVEN))
+GIVEN_CENTRED = tl.constexpr(int(Norm.GIVEN_CENTRED))
 
 LONG_P1, LONG_P2 = (tl.constexpr(value) for value in LONG.numerator[1:])
 LONG_Q1, LONG_Q2, LONG_Q3 = (tl.constexpr(value) for value in LONG.denominator[1:])
@@ -54,7 +42,7 @@ SHORT_Q1, SHORT_Q2, SHORT_Q3 = (tl.constexpr(value) for value in SHORT.denominat
 SHORT_BOUND = tl.constexpr(SHORT.bound)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _clamp(x, bound):  # type: ignore[no-untyped-def]
     x = tl.where(x > bound, bound, x)  # a comparison with NaN is false, so NaN passes
     return tl.where(x < -bound, -bound, x)
@@ -93,9 +81,6 @@ def _forward(  # type: ignore[no-untyped-def]
     kappa,
     eps,
     NORM: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    HAS_GAMMA: tl.constexpr,
-    HAS_BETA: tl.constexpr,
     SHORTER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -104,7 +89,7 @@ def _forward(  # type: ignore[no-untyped-def]
     inside = columns < width
     entries = row * width + columns
     x = tl.load(x_pointer + entries, mask=inside, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
+    if residual_pointer is not None:
         x += tl.load(residual_pointer + entries, mask=inside, other=0.0).to(tl.float32)
         stored = x.to(z_pointer.dtype.element_ty)
         tl.store(z_pointer + entries, stored, mask=inside)
@@ -132,10 +117,9 @@ def _forward(  # type: ignore[no-untyped-def]
     y = a * x
     if NORM != RMS:
         y = _tanh(y, SHORTER)
-    if HAS_GAMMA:
-        y *= tl.load(gamma_pointer + columns, mask=inside, other=0.0).to(tl.float32)
-    if HAS_BETA:
-        y += tl.load(beta_pointer + columns, mask=inside, other=0.0).to(tl.float32)
+    y *= tl.load(gamma_pointer + columns, mask=inside, other=0.0)
+    if beta_pointer is not None:
+        y += tl.load(beta_pointer + columns, mask=inside, other=0.0)
     tl.store(y_pointer + entries, y.to(y_pointer.dtype.element_ty), mask=inside)
 
 
@@ -161,11 +145,6 @@ def _backward(  # type: ignore[no-untyped-def]
     kappa,
     eps,
     NORM: tl.constexpr,
-    HAS_GAMMA: tl.constexpr,
-    HAS_BETA: tl.constexpr,
-    HAS_GRAD_Z: tl.constexpr,
-    HAS_FROM_SPREAD: tl.constexpr,
-    HAS_FROM_MEAN: tl.constexpr,
     SHORTER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -178,8 +157,7 @@ def _backward(  # type: ignore[no-untyped-def]
     scalar = 1.0
     if NORM != RMS:
         scalar = tl.load(scalar_pointer)
-    if HAS_GAMMA:
-        gamma = tl.load(gamma_pointer + columns, mask=inside, other=0.0).to(tl.float32)
+    gamma = tl.load(gamma_pointer + columns, mask=inside, other=0.0)
     for row in range(program, rows, tl.num_programs(0)):
         entries = row * width + columns
         x = tl.load(x_pointer + entries, mask=inside, other=0.0).to(tl.float32)
@@ -191,7 +169,7 @@ def _backward(  # type: ignore[no-untyped-def]
         by_mean = 0.0
         if NORM != DYT:
             spread = tl.load(spread_pointer + row)
-            if (NORM == MEASURED_CENTRED) or (NORM == GIVEN_CENTRED):
+            if mean_pointer is not None:
                 mean = tl.load(mean_pointer + row)
             root = tl.sqrt(spread + eps)
             if NORM == RMS:
@@ -204,9 +182,7 @@ def _backward(  # type: ignore[no-untyped-def]
                 by_spread = -a * kappa / (2.0 * root * bound)
                 by_mean = -a / bound * tl.where(mean > 0, 1.0, tl.where(mean < 0, -1.0, 0.0))
         t = a * x
-        slope = grad
-        if HAS_GAMMA:
-            slope *= gamma
+        slope = grad * gamma
         if NORM != RMS:
             t = _tanh(t, SHORTER)
             slope -= slope * t * t
@@ -218,25 +194,90 @@ def _backward(  # type: ignore[no-untyped-def]
         grad_mean = total * by_mean
         grad_x = a * slope
         if NORM >= GIVEN:
-            tl.store(grad_spread_pointer + row, grad_spread)
-            if NORM == GIVEN_CENTRED:
+            if grad_spread_pointer is not None:
+                tl.store(grad_spread_pointer + row, grad_spread)
+            if grad_mean_pointer is not None:
                 tl.store(grad_mean_pointer + row, grad_mean)
         elif NORM != DYT:
-            if HAS_FROM_SPREAD:
+            if from_spread_pointer is not None:
                 grad_spread += tl.load(from_spread_pointer + row)
-            if HAS_FROM_MEAN:
+            if from_mean_pointer is not None:
                 grad_mean += tl.load(from_mean_pointer + row)
             c = 2.0 * grad_spread / width
             grad_x += c * x
             if NORM == MEASURED_CENTRED:
                 grad_x += grad_mean / width - c * mean
-        if HAS_GRAD_Z:
+        if grad_z_pointer is not None:
             grad_x += tl.load(grad_z_pointer + entries, mask=inside, other=0.0).to(tl.float32)
         tl.store(grad_x_pointer + entries, grad_x.to(grad_x_pointer.dtype.element_ty), mask=inside)
     sums = program * width + columns
-    if HAS_GAMMA:
+    if gamma_sums_pointer is not None:
         tl.store(gamma_sums_pointer + sums, gamma_sum, mask=inside)
-    if HAS_BETA:
+    if beta_sums_pointer is not None:
         tl.store(beta_sums_pointer + sums, beta_sum, mask=inside)
-    if NORM != RMS:
+    if scalar_sums_pointer is not None:
         tl.store(scalar_sums_pointer + program, scalar_sum)
+
+
+def launch(norm: Norm, *, backward: bool, kappa: float, eps: float, **tensors: Tensor | None) -> None:
+    """Launch one operator on a CUDA device; see `residlab.kernels.fused`.
+
+    Raises
+    ------
+    ValueError
+        For tensors of another device (outside Triton's interpreter), or rows of more than 65,536 entries.
+    TypeError
+        For float64.
+    """
+    x = tensors["x"]
+    assert x is not None
+    width = x.shape[-1]
+    rows = x.numel() // width
+    _check(x)
+    if rows == 0:
+        for name in ("grad_gamma", "grad_beta", "grad_scalar"):
+            if (grad := tensors.get(name)) is not None:
+                grad.zero_()
+        return
+    block = triton.next_power_of_2(width)
+    options = {
+        "NORM": int(norm),
+        "SHORTER": x.dtype != torch.float32,
+        "BLOCK": block,
+        "num_warps": min(max(block // 256, 1), 16),
+    }
+    with torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext():
+        if not backward:
+            names = ("residual", "gamma", "beta", "scalar", "spread", "mean", "y", "z")
+            _forward[(rows,)](x, *(tensors[name] for name in names), width, kappa, eps, **options)
+            return
+        programs = min(rows, _programs(x))
+        sums: dict[str, Tensor | None] = {}
+        for name in ("grad_gamma", "grad_beta", "grad_scalar"):
+            grad = tensors[name]
+            sums[name] = None if grad is None else grad.new_empty((programs, *grad.shape))
+        names = ("gamma", "scalar", "spread", "mean", "grad_y", "grad_z", "grad_measured_spread", "grad_measured_mean")
+        arguments = (tensors[name] for name in (*names, "grad_x"))
+        per_token = (tensors["grad_spread"], tensors["grad_mean"])
+        _backward[(programs,)](x, *arguments, *sums.values(), *per_token, rows, width, kappa, eps, **options)
+        for name, parts in sums.items():
+            if parts is not None:
+                torch.sum(parts, 0, out=tensors[name])
+
+
+OPERATORS = FusedOperators("triton", launch)
+
+
+def _check(x: Tensor) -> None:
+    if x.device.type != "cuda" and not triton.knobs.runtime.interpret:
+        raise ValueError(f"backend 'triton' runs on CUDA tensors, x is on {x.device}; use 'auto'")
+    if x.dtype not in _DTYPES:
+        raise TypeError(f"backend 'triton' takes float32, bfloat16 and float16, got {x.dtype}; use 'reference'")
+    if x.shape[-1] > _WIDEST:
+        raise ValueError(f"backend 'triton' takes rows of at most {_WIDEST} entries, got {x.shape[-1]}")
+
+
+def _programs(x: Tensor) -> int:
+    if x.device.type != "cuda":
+        return 3  # in the interpreter: several, so that their sums are tested
+    return 4 * torch.cuda.get_device_properties(x.device).multi_processor_count
