@@ -178,6 +178,7 @@ def test_sums_over_tokens_do_not_depend_on_threads(compiled: None) -> None:
     assert all(torch.equal(a, b) for others in grads[1:] for a, b in zip(grads[0], others, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile does it itself
 def test_inside_a_compiled_model(compiled: None) -> None:
     gamma, lam = torch.randn(12, requires_grad=True), torch.tensor(2.0, requires_grad=True)
 

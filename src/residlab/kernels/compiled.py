@@ -104,11 +104,11 @@ def library() -> ctypes.CDLL:
     BuildError
         If there is no C++ compiler, or it fails.
     """
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    compiler = _compiler()
     if compiler is None:
         raise BuildError(f"no C++ compiler on PATH (tried {', '.join(_COMPILERS)})")
     source = _prelude() + Path(__file__).with_name("compiled.cpp").read_text(encoding="utf-8")
-    version = _output([compiler, "--version"])
+    version = compiler_version()
     key = hashlib.sha256("\0".join((source, version, *_FLAGS, *_OUTPUT, *map(str, _OPTIONAL), _processor())).encode())
     built = _cache_dir() / f"norms-{key.hexdigest()[:24]}.so"
     if not built.exists():
@@ -164,5 +164,14 @@ def _processor() -> str:
     return "\n".join([platform.machine(), platform.processor(), *sorted({x for x in lines if x.startswith(wanted)})])
 
 
-def _output(command: list[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+def _compiler() -> str | None:
+    return next(filter(None, map(shutil.which, _COMPILERS)), None)
+
+
+def compiler_version() -> str:
+    """Return the first line that the C++ compiler says of itself, or that there is none."""
+    compiler = _compiler()
+    if compiler is None:
+        return "none"
+    said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    return said.partition("\n")[0]
