@@ -55,7 +55,7 @@ class Row:
     copy_floor : float
         Microseconds to move what must be moved, at the measured speed of ``y.copy_(x)``.
     tanh_floor : float
-        Microseconds for the evaluations of tanh, measured on a buffer that stays in the cache.
+        Microseconds for the evaluations of tanh, to and from the dtype, measured on a buffer that stays in the cache.
     ratio : float
         Ours over the larger floor.
     speedup : float
@@ -90,7 +90,7 @@ def measure(
     rows, width : int
         Tokens and entries of each.
     dtypes : sequence of torch.dtype
-        float32 or of 16 bits.
+        float32 and bfloat16.
     threads : sequence of int
         Numbers of threads to run with, one after the other.
     repetitions : int
@@ -168,7 +168,8 @@ def interleave(passes: dict[str, Pass], repetitions: int) -> dict[str, list[floa
 def _tanh_alone(x: Tensor, threads: int) -> Pass:
     # One thread measures its share: the kernels deal rows out evenly.
     fraction = LONG if x.dtype == torch.float32 else SHORT
-    source, target = torch.randn(_BUFFER) / 5, torch.empty(_BUFFER)
+    source = (torch.randn(_BUFFER) / 5).to(x.dtype)
+    target = torch.empty_like(source)
     times = max(1, round(x.numel() / threads / _BUFFER))
     return lambda: compiled.tanh(source, fraction, target, times)
 

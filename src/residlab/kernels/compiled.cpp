@@ -43,8 +43,8 @@ inline Storage store(Compute value) {
 template <>
 inline Bfloat16 store<Bfloat16, float>(float value) {  // to nearest, ties to even; NaN stays NaN
     uint32_t bits = std::bit_cast<uint32_t>(value);
-    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return {uint16_t(value != value ? 0x7fc0u : rounded)};
+    uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    return {uint16_t((value != value ? 0x7fc00000u : rounded) >> 16)};
 }
 
 #ifdef __FLT16_MANT_DIG__
@@ -94,6 +94,12 @@ struct Tanh<double> {
     static inline double of(double x) { return std::tanh(x); }
 };
 
+// Ask for a row that is read later, so that it arrives while this one is computed.
+template <class Storage>
+inline void prefetch(const Storage *row, int64_t width) {
+    for (int64_t i = 0; i < width; i += 64 / int64_t(sizeof(Storage))) __builtin_prefetch(row + i);
+}
+
 // --- one row -----------------------------------------------------------------------------------------------------------
 
 template <class Compute>
@@ -122,23 +128,32 @@ inline Scale<Compute> scale_of(Row<Compute> row, Compute scalar, Compute kappa, 
     }
 }
 
+// The sum of (x - centre)^power, power 1 or 2. Four sums at a time: one alone waits for its own last addition.
+template <int power, class Storage, class Compute>
+inline Compute sum_of_powers(const Storage *x, Compute centre, int64_t width) {
+    const int64_t quarter = width / 4;
+    const Storage *x1 = x + quarter, *x2 = x1 + quarter, *x3 = x2 + quarter;
+    Compute sum0 = 0, sum1 = 0, sum2 = 0, sum3 = 0;
+    auto term = [centre](Storage value) {
+        Compute deviation = load(value) - centre;
+        return power == 1 ? deviation : deviation * deviation;
+    };
+#pragma omp simd reduction(+ : sum0, sum1, sum2, sum3)
+    for (int64_t i = 0; i < quarter; ++i) {
+        sum0 += term(x[i]);
+        sum1 += term(x1[i]);
+        sum2 += term(x2[i]);
+        sum3 += term(x3[i]);
+    }
+    for (int64_t i = 4 * quarter; i < width; ++i) sum0 += term(x[i]);
+    return (sum0 + sum1) + (sum2 + sum3);
+}
+
 template <Norm norm, class Storage, class Compute>
 inline Row<Compute> measure(const Storage *x, int64_t width) {
     Row<Compute> row;
-    Compute sum = 0;
-    if constexpr (norm == MEASURED_CENTRED) {
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = 0; i < width; ++i) sum += load(x[i]);
-        row.mean = sum / Compute(width);
-        sum = 0;
-    }
-    Compute mean = row.mean;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < width; ++i) {
-        Compute deviation = load(x[i]) - mean;
-        sum += deviation * deviation;
-    }
-    row.spread = sum / Compute(width);
+    if constexpr (norm == MEASURED_CENTRED) row.mean = sum_of_powers<1>(x, Compute(0), width) / Compute(width);
+    row.spread = sum_of_powers<2>(x, row.mean, width) / Compute(width);
     return row;
 }
 
@@ -219,6 +234,8 @@ void forward(const Call &call) {
             row = {spread[r], norm == GIVEN_CENTRED ? mean[r] : Compute(0)};
         }
         const Compute a = scale_of<norm, Compute>(row, scalar, Compute(call.kappa), Compute(call.eps)).a;
+        if constexpr (norm == MEASURED || norm == MEASURED_CENTRED)
+            if (r + 1 < call.rows) prefetch(static_cast<const Storage *>(call.x) + (r + 1) * width, width);
         if (norm == DYT && beta)
             forward_row<norm, norm == DYT>(x, gamma, beta, a, y, width);
         else
@@ -296,10 +313,10 @@ void backward(const Call &call) {
     }
 }
 
-template <class Storage>
-[[gnu::noinline]] void tanh_buffer(const float *x, float *y, int64_t count) {
+template <class Storage, class Kept>
+[[gnu::noinline]] void tanh_buffer(const Kept *x, Kept *y, int64_t count) {
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) y[i] = Tanh<Storage>::of(x[i]);
+    for (int64_t i = 0; i < count; ++i) y[i] = store<Kept>(Tanh<Storage>::of(load(x[i])));
     asm volatile("" : : "r"(y) : "memory");  // every repetition is done
 }
 
@@ -336,6 +353,9 @@ void residlab_tanh_long(const float *x, float *y, int64_t count, int64_t times) 
     while (times-- > 0) tanh_buffer<float>(x, y, count);
 }
 void residlab_tanh_short(const float *x, float *y, int64_t count, int64_t times) {
+    while (times-- > 0) tanh_buffer<Bfloat16>(x, y, count);
+}
+void residlab_tanh_bfloat16(const Bfloat16 *x, Bfloat16 *y, int64_t count, int64_t times) {
     while (times-- > 0) tanh_buffer<Bfloat16>(x, y, count);
 }
 }

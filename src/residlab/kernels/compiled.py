@@ -73,11 +73,14 @@ def launch(norm: Norm, *, backward: bool, kappa: float, eps: float, **tensors: T
 
 
 def tanh(x: Tensor, fraction: Fraction, y: Tensor | None = None, times: int = 1) -> Tensor:
-    """Evaluate one of the two fractions as the kernels do, on contiguous float32, ``times`` times over."""
+    """Evaluate one of the two fractions as the kernels do, ``times`` times over, for tests and benchmarks.
+
+    ``x`` is contiguous, float32, or bfloat16 for `SHORT`; the result, of its dtype, goes to ``y`` if given.
+    """
     y = torch.empty_like(x) if y is None else y
-    function = library().residlab_tanh_long if fraction is LONG else library().residlab_tanh_short
-    pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, y))
-    function(*pointers, ctypes.c_int64(x.numel()), ctypes.c_int64(times))
+    name = "bfloat16" if x.dtype == torch.bfloat16 else "long" if fraction is LONG else "short"
+    function = getattr(library(), f"residlab_tanh_{name}")
+    function(*(ctypes.c_void_p(z.data_ptr()) for z in (x, y)), ctypes.c_int64(x.numel()), ctypes.c_int64(times))
     return y
 
 
