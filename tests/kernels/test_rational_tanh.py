@@ -13,7 +13,7 @@ from residlab.kernels import compiled
 from residlab.kernels.rational_tanh import LONG, SHORT, Fraction, evaluate, rational_tanh
 
 INFINITY = 0x7F800000  # the bits of float32 infinity: those below are the finite numbers >= 0, in order
-CHUNK = 1 << 18  # stays in the cache
+CHUNK = 1 << 16  # stays in the cache
 Evaluate = Callable[[Tensor, Fraction], Tensor]
 
 
