@@ -77,6 +77,11 @@ def test_meta_tensors_have_shapes(backend: str) -> None:
     assert statistic.spread.shape == (2, 1)
 
 
+def test_compiled_refuses_what_it_cannot_run(compiled: None) -> None:
+    with pytest.raises(TypeError, match=r"takes float64, float32, bfloat16 .* got torch\.float8_e5m2"):
+        kernels.rms_norm(X.to(torch.float8_e5m2), backend="compiled")
+
+
 def test_triton_refuses_what_it_cannot_run(triton: str) -> None:
     with pytest.raises(TypeError, match=r"takes float32, bfloat16 and float16, got torch\.float64"):
         kernels.rms_norm(X.double().to(triton), backend="triton")
@@ -178,7 +183,7 @@ def test_sums_over_tokens_do_not_depend_on_threads(compiled: None) -> None:
     assert all(torch.equal(a, b) for others in grads[1:] for a, b in zip(grads[0], others, strict=True))
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile does it itself
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile uses what torch deprecates
 def test_inside_a_compiled_model(compiled: None) -> None:
     gamma, lam = torch.randn(12, requires_grad=True), torch.tensor(2.0, requires_grad=True)
 

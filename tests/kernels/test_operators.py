@@ -174,8 +174,8 @@ def test_eps_is_honoured_on_silent_tokens(name: str, backend: str) -> None:
     assert grad.isfinite().all()
 
 
-@pytest.mark.parametrize("tokens", [(), (1,), (0,), (3, 0), (7, 5)])
-@pytest.mark.parametrize("width", [1, 2, 5])
+@pytest.mark.parametrize("tokens", [(), (1,), (0,), (3, 0), (2, 4)])
+@pytest.mark.parametrize("width", [1, 5])
 def test_any_number_of_tokens(tokens: tuple[int, ...], width: int, backend: str) -> None:
     x = torch.linspace(-2, 2, steps=max(1, width)).expand(*tokens, width).clone().requires_grad_()
     gamma, lam = torch.ones(width, requires_grad=True), torch.tensor(2.0, requires_grad=True)

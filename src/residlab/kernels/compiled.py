@@ -32,7 +32,11 @@ _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++20", "-O2", "-ftree-vectorize", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 _OUTPUT = ("-fPIC", "-shared")
 # What a compiler may lack, best first: one thread and no vectors is still correct.
-_OPTIONAL = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-mcpu=native", "-fopenmp-simd"), ())
+_OPTIONAL = (
+    *(("-march=native", threads) for threads in ("-fopenmp", "-fopenmp-simd")),
+    *(("-mcpu=native", threads) for threads in ("-fopenmp", "-fopenmp-simd")),
+    (),
+)
 _SERIAL = 1 << 15  # entries below which a second thread costs more than it saves
 _SYMBOLS = {
     torch.float64: "residlab_float64",
@@ -40,8 +44,6 @@ _SYMBOLS = {
     torch.bfloat16: "residlab_bfloat16",
     torch.float16: "residlab_float16",
 }
-
-
 _TENSORS = (
     *("x", "residual", "gamma", "beta", "scalar", "spread", "mean", "y", "z"),
     *("grad_y", "grad_z", "grad_measured_spread", "grad_measured_mean"),
@@ -62,14 +64,26 @@ class BuildError(RuntimeError):
 
 
 def launch(norm: Norm, *, backward: bool, kappa: float, eps: float, **tensors: Tensor | None) -> None:
-    """Launch one operator on the CPU; see `residlab.kernels.fused`."""
+    """Launch one operator on the CPU; see `residlab.kernels.fused`.
+
+    Raises
+    ------
+    TypeError
+        For a dtype that the kernels, or the compiler, lack.
+    """
     x = tensors["x"]
     assert x is not None
+    function = getattr(library(), _SYMBOLS.get(x.dtype, "none"), None)
+    if function is None:
+        raise TypeError(
+            f"backend 'compiled' takes float64, float32, bfloat16 and, where the compiler has it, float16, "
+            f"got {x.dtype}; use 'reference'"
+        )
     width = x.shape[-1]
     threads = 1 if x.numel() < _SERIAL else torch.get_num_threads()
     pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
     arguments = _Call(x.numel() // width, width, threads, kappa, eps, **pointers)
-    getattr(library(), _SYMBOLS[x.dtype])(int(norm), int(backward), ctypes.byref(arguments))
+    function(int(norm), int(backward), ctypes.byref(arguments))
 
 
 def tanh(x: Tensor, fraction: Fraction, y: Tensor | None = None, times: int = 1) -> Tensor:

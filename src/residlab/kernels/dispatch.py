@@ -271,7 +271,7 @@ def _choose(backend: Backend, x: Tensor) -> _Operators:
     # A surrounding torch.compile fuses the formulas with their neighbours; a meta tensor has nothing to compute.
     if backend == "reference" or torch.compiler.is_compiling() or x.device.type == "meta":
         return reference
-    if backend == "auto" and not (x.device.type == "cuda" and _has_triton()):
+    if backend == "auto" and not (x.device.type == "cuda" and _takes(x) and _has_triton()):
         return reference
     if backend == "compiled":
         if x.device.type != "cpu":
@@ -282,6 +282,11 @@ def _choose(backend: Backend, x: Tensor) -> _Operators:
     from . import triton
 
     return triton.OPERATORS
+
+
+def _takes(x: Tensor) -> bool:
+    # What Triton's kernels refuse otherwise.
+    return x.dtype in (torch.float32, torch.bfloat16, torch.float16) and x.shape[-1] <= 1 << 16
 
 
 @cache
