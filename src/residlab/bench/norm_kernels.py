@@ -154,10 +154,15 @@ def _row(
 
 
 def interleave(passes: dict[str, Pass], repetitions: int) -> dict[str, list[float]]:
-    """Return the seconds that each pass took, one repetition of all after the other, after three to warm up."""
+    """Return the seconds that each pass took, one repetition of all after the other, after three to warm up.
+
+    Each repetition runs a pass twice and times the second: the first finds the caches and the memory allocator as the
+    pass before left them, which can cost several times the pass itself.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in passes}
     for repetition in range(-3, repetitions):
         for name, run in passes.items():
+            run()
             start = time.perf_counter()
             run()
             if repetition >= 0:
