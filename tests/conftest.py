@@ -39,6 +39,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("residlab")
     group.addoption("--browser", metavar="PATH", help="Chromium for the tests marked browser (else the one on PATH)")
     group.addoption("--require-browser", action="store_true", help="fail, where tests marked browser could not run")
+    group.addoption("--exhaustive", action="store_true", help="run the tests marked exhaustive, too: minutes each")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--exhaustive"):
+        exhaustive = [item for item in items if item.get_closest_marker("exhaustive")]
+        config.hook.pytest_deselected(items=exhaustive)
+        items[:] = [item for item in items if item not in exhaustive]
 
 
 @dataclass

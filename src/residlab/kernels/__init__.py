@@ -4,10 +4,14 @@
 
 ========== =============================================================================================
 reference  eager torch formulas, any device and dtype: the definition (`residlab.kernels.reference`)
-compiled   fused C++ for CPU tensors (`residlab.kernels.compiled`)
-triton     fused Triton kernels for CUDA tensors (`residlab.kernels.triton`)
-auto       triton for CUDA tensors where Triton is installed, else reference (the default)
+compiled   fused C++ for CPU tensors, built on the first call (`residlab.kernels.compiled`)
+triton     fused Triton kernels for CUDA tensors of 16 and 32 bits (`residlab.kernels.triton`)
+auto       triton for CUDA tensors that it takes where it is installed, else reference (the default)
 ========== =============================================================================================
+
+On a CPU the default is the reference, because a build takes seconds; who trains there asks for ``compiled``. Inside a
+model that torch.compile compiles every backend is the reference, which fuses with its neighbours. Only the reference
+has double backward, forward mode and the transforms of `torch.func`; the others say so.
 """
 
 from __future__ import annotations

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from functools import cache
+from importlib.util import find_spec
+from typing import Literal, Protocol, get_args
 
+import torch
 from torch import Tensor
 
 from . import reference
@@ -54,8 +57,7 @@ def rms_norm(x: Tensor, gamma: Tensor | None = None, eps: float = 1e-6, *, backe
     Zhang and Sennrich, Root Mean Square Layer Normalization, NeurIPS 2019 (arXiv 1910.07467).
     """
     _check(x, eps=eps, gamma=gamma)
-    _choose(backend, x)
-    return reference.rms_norm(x, gamma, eps)
+    return _choose(backend, x).rms_norm(x, gamma, eps)
 
 
 def add_rms_norm(
@@ -82,8 +84,7 @@ def add_rms_norm(
     """
     _check(x, eps=eps, gamma=gamma)
     _check_residual(x, residual)
-    _choose(backend, x)
-    return reference.add_rms_norm(x, residual, gamma, eps)
+    return _choose(backend, x).add_rms_norm(x, residual, gamma, eps)
 
 
 def dyt(
@@ -124,8 +125,7 @@ def dyt(
     """
     _check(x, gamma=gamma, beta=beta)
     _check_scalar("alpha", alpha)
-    _choose(backend, x)
-    return reference.dyt(x, alpha, gamma, beta)
+    return _choose(backend, x).dyt(x, alpha, gamma, beta)
 
 
 def bhyt_exact(
@@ -179,8 +179,7 @@ def bhyt_exact(
     """
     _check(x, kappa=kappa, eps=eps, gamma=gamma)
     _check_scalar("lam", lam)
-    _choose(backend, x)
-    return reference.bhyt_exact(x, gamma, lam, kappa, eps, centred)
+    return _choose(backend, x).bhyt_exact(x, gamma, lam, kappa, eps, centred)
 
 
 def bhyt_approximate(
@@ -236,14 +235,63 @@ def bhyt_approximate(
     _check_statistic(x, statistic, increment, centred)
     if residual is not None:
         _check_residual(x, residual)
-    _choose(backend, x)
-    return reference.bhyt_approximate(x, gamma, lam, statistic, increment, kappa, eps, centred, residual)
+    return _choose(backend, x).bhyt_approximate(x, gamma, lam, statistic, increment, kappa, eps, centred, residual)
 
 
-def _choose(backend: Backend, x: Tensor) -> Literal["reference", "compiled", "triton"]:
+class _Operators(Protocol):
+    """What each backend module offers, without defaults."""
+
+    def rms_norm(self, x: Tensor, gamma: Tensor | None, eps: float) -> Tensor: ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, gamma: Tensor | None, eps: float) -> tuple[Tensor, Tensor]: ...
+
+    def dyt(self, x: Tensor, alpha: Tensor | float, gamma: Tensor | None, beta: Tensor | None) -> Tensor: ...
+
+    def bhyt_exact(
+        self, x: Tensor, gamma: Tensor | None, lam: Tensor | float, kappa: float, eps: float, centred: bool
+    ) -> tuple[Tensor, TokenStatistic]: ...
+
+    def bhyt_approximate(
+        self,
+        x: Tensor,
+        gamma: Tensor | None,
+        lam: Tensor | float,
+        statistic: TokenStatistic,
+        increment: Tensor | float,
+        kappa: float,
+        eps: float,
+        centred: bool,
+        residual: Tensor | None,
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+def _choose(backend: Backend, x: Tensor) -> _Operators:
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    return "reference"
+    # A surrounding torch.compile fuses the formulas with their neighbours; a meta tensor has nothing to compute.
+    if backend == "reference" or torch.compiler.is_compiling() or x.device.type == "meta":
+        return reference
+    if backend == "auto" and not (x.device.type == "cuda" and _takes(x) and _has_triton()):
+        return reference
+    if backend == "compiled":
+        if x.device.type != "cpu":
+            raise ValueError(f"backend 'compiled' runs on CPU tensors, x is on {x.device}; use 'auto'")
+        from . import compiled
+
+        return compiled.OPERATORS if compiled.available() else reference
+    from . import triton
+
+    return triton.OPERATORS
+
+
+def _takes(x: Tensor) -> bool:
+    # What Triton's kernels refuse otherwise.
+    return x.dtype in (torch.float32, torch.bfloat16, torch.float16) and x.shape[-1] <= 1 << 16
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def _check(x: Tensor, *, kappa: float = 1.0, eps: float = 0.0, **vectors: Tensor | None) -> None:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .rational_tanh import LONG, SHORT, rational_tanh
+
 
 class TokenStatistic(NamedTuple):
     """What BHyT measures of each token, float32 at least, differentiable.
@@ -47,7 +49,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, gamma: Tensor | None, eps: float) 
 def dyt(x: Tensor, alpha: Tensor | float, gamma: Tensor | None, beta: Tensor | None) -> Tensor:
     """Return ``gamma * tanh(alpha x) + beta``."""
     wide = upcast(x)
-    y = _gain(torch.tanh(_scalar(alpha, wide) * wide), gamma)
+    y = _gain(_tanh(_scalar(alpha, wide) * wide, x.dtype), gamma)
     return (y if beta is None else y + beta.to(y.dtype)).to(x.dtype)
 
 
@@ -61,7 +63,7 @@ def bhyt_exact(
         statistic = TokenStatistic((wide - mean).square().mean(-1, keepdim=True), mean)
     else:
         statistic = TokenStatistic(wide.square().mean(-1, keepdim=True), None)
-    return _bounded(wide, gamma, lam, statistic, kappa, eps).to(x.dtype), statistic
+    return _bounded(wide, gamma, lam, statistic, kappa, eps, x.dtype).to(x.dtype), statistic
 
 
 def bhyt_approximate(
@@ -79,16 +81,29 @@ def bhyt_approximate(
     z = x if residual is None else x + residual
     wide = upcast(z)
     predicted = TokenStatistic(statistic.spread + increment, statistic.mean if centred else None)
-    return _bounded(wide, gamma, lam, predicted, kappa, eps).to(x.dtype), z
+    return _bounded(wide, gamma, lam, predicted, kappa, eps, x.dtype).to(x.dtype), z
 
 
 def _bounded(
-    x: Tensor, gamma: Tensor | None, lam: Tensor | float, statistic: TokenStatistic, kappa: float, eps: float
+    x: Tensor,
+    gamma: Tensor | None,
+    lam: Tensor | float,
+    statistic: TokenStatistic,
+    kappa: float,
+    eps: float,
+    storage: torch.dtype,
 ) -> Tensor:
     bound = kappa * torch.sqrt(statistic.spread.to(x.dtype) + eps)
     if statistic.mean is not None:
         bound = bound + statistic.mean.to(x.dtype).abs()
-    return _gain(torch.tanh(x * (_scalar(lam, x) / bound)), gamma)
+    return _gain(_tanh(x * (_scalar(lam, x) / bound), storage), gamma)
+
+
+def _tanh(x: Tensor, storage: torch.dtype) -> Tensor:
+    # Inside a model that torch.compile compiles for a CPU, arithmetic fuses and vectorises; a call of tanh is slow.
+    if x.dtype == torch.float32 and x.device.type == "cpu" and torch.compiler.is_compiling():
+        return rational_tanh(x, LONG if storage == torch.float32 else SHORT)
+    return torch.tanh(x)
 
 
 def _gain(x: Tensor, gamma: Tensor | None) -> Tensor:
