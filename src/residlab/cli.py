@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     from residlab.bench.command import add_arguments as add_bench_arguments
     from residlab.data.command import add_arguments as add_fetch_arguments
+    from residlab.experiments.command import add_run_arguments, add_sweep_arguments
 
     parser = argparse.ArgumentParser(prog="residlab", description="The residual stream: bound it, remove it, round it.")
     parser.add_argument("--version", action="version", version=f"residlab {residlab.__version__}")
@@ -90,6 +91,14 @@ def _parser() -> argparse.ArgumentParser:
     add_bench_arguments(bench)
     bench.set_defaults(run=_bench)
 
+    run = commands.add_parser("run", help="train a model that a file describes, or go on with it, and record it")
+    add_run_arguments(run)
+    run.set_defaults(run=_run)
+
+    sweep = commands.add_parser("sweep", help="train a grid of models, here or on a cluster, and record them")
+    add_sweep_arguments(sweep)
+    sweep.set_defaults(run=_sweep)
+
     _project_command(commands, "pair", "bring each chapter's .md and .ipynb in step", _pair)
     return parser
 
@@ -126,6 +135,18 @@ def _fetch(args: argparse.Namespace) -> int:
 
         converted_smollm2()
     return code
+
+
+def _run(args: argparse.Namespace) -> int:
+    from residlab.experiments.command import run_one
+
+    return run_one(args)
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    from residlab.experiments.command import run_many
+
+    return run_many(args)
 
 
 def _bench(args: argparse.Namespace) -> int:

@@ -1,16 +1,20 @@
 """Benchmarks: the counts on paper against torch's own counter, the race, the growth, the command."""
 
 import json
+import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from residlab.bench import scaling
+from residlab.bench import norm_kernels, scaling
+from residlab.bench.command import run
 from residlab.bench.models import STANDARD, cached_generation, llama, training_step
+from residlab.bench.norms import OPERATORS
 from residlab.bench.operations import forward_operations, matrix_parameters, matrix_peak, training_operations
 from residlab.bench.report import Row, duration, rows
 from residlab.bench.timing import Timing, machine, race, threads
@@ -101,6 +105,24 @@ def test_a_point_is_measured_in_its_own_process(monkeypatch):
     point = scaling.measure("depth", 1, "bhyt", repeats=1)
     assert point.seconds > 0
     assert 1 < point.megabytes < 2000
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="not run: no C++ compiler")
+def test_the_command_writes_all_figures(tmp_path, monkeypatch, capsys):
+    def tiny(**options):
+        options["advance"]("rms_norm")
+        return norm_kernels.measure(4, 8, (torch.float32,), (1,), repetitions=2, with_torch_compile=False)
+
+    measure = norm_kernels.measure
+    monkeypatch.setattr("residlab.bench.norm_kernels.measure", lambda *a, **o: measure(*a, **o) if a else tiny(**o))
+    file = tmp_path / "bench.json"
+    arguments = Namespace(suites=["norms"], threads=1, repeats=1, no_compile=True, json=file)
+    assert run(arguments) == 0
+    assert "bhyt_exact, centred" in capsys.readouterr().out
+    said = json.loads(file.read_text())
+    assert said["machine"]["torch"] == torch.__version__
+    assert len(said["norms"]) == 2 * len(OPERATORS)
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
 
 
 def command(*arguments):

@@ -37,15 +37,6 @@ def test_every_operator_is_measured_beside_its_floors() -> None:
     assert len({len(line) for line in lines}) == 1
 
 
-@needs_compiler
-def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--rows", "4", "--width", "8", "--repetitions", "2", "--threads", "1", "--no-torch-compile", "--json"]
-    assert norm_kernels.main(options) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["machine"]["torch"] == torch.__version__
-    assert len(said["rows"]) == 2 * 2 * len(OPERATORS)
-
-
 @pytest.mark.skipif(
     find_spec("triton") is None, reason="not run: Triton is missing; python -m pip install 'residlab[triton]' (Linux)"
 )

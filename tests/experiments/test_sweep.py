@@ -1,7 +1,6 @@
 """Sweeps: what a file means, what is wrong with it, and runs that go on after anything."""
 
 import pytest
-import yaml
 
 from residlab.errors import ResidlabError
 from residlab.experiments.record import Records
@@ -13,26 +12,6 @@ BASE = {
     "batch": 2,
     "evaluation_tokens": 64,
 }
-
-
-@pytest.fixture
-def text(tmp_path):
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for number in range(30):
-        (folder / f"{number:02}.txt").write_text(f"Document {number} says that {number} follows {number - 1}. " * 3)
-    return folder
-
-
-@pytest.fixture
-def write(tmp_path, text):
-    def write_file(values, name="sweep.yml"):
-        values.setdefault("base", {}).setdefault("corpus", str(text))
-        file = tmp_path / name
-        file.write_text(yaml.safe_dump(values))
-        return file
-
-    return write_file
 
 
 def test_a_grid_is_every_combination_once(write):

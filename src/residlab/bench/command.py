@@ -61,7 +61,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _norms(args: argparse.Namespace, console: Any, advance: Callable[[str], None]) -> Any:
-    raise NotImplementedError
+    from residlab.bench.norm_kernels import measure, render
+    from residlab.kernels import compiled
+
+    if not compiled.available():
+        return None
+    table = measure(
+        threads=sorted({1, args.threads}),
+        repetitions=10 * args.repeats,
+        with_torch_compile=not args.no_compile,
+        advance=advance,
+    )
+    console.print(render(table), highlight=False, soft_wrap=True)
+    console.print()
+    return [dataclasses.asdict(row) for row in table]
 
 
 def _training(args: argparse.Namespace, console: Any, advance: Callable[[str], None]) -> Any:

@@ -1,27 +1,20 @@
 """The norms on this CPU: eager, compiled by torch.compile, and ours, beside what copying and tanh alone cost.
 
-``python -m residlab.bench.norm_kernels`` prints the table, ``--json`` everything that was measured. Repetitions of all
+``residlab bench norms`` prints the table. Repetitions of all
 contenders are interleaved, and ratios are taken between the fastest repetition of each, which is what a busy machine
 disturbs least; the quartiles say how busy it was. Read the ratios, not the times.
 """
 
-from __future__ import annotations
-
-import argparse
-import json
-import platform
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import quantiles
 
 import torch
 from torch import Tensor
 
 from residlab.bench.norms import DIRECTIONS, OPERATORS, Arguments, Direction, Operator, Pass, one_pass
+from residlab.bench.timing import threads as limited_threads
 from residlab.kernels import compiled
 from residlab.kernels.rational_tanh import LONG, SHORT
 
@@ -38,7 +31,7 @@ class Timing:
     upper: float
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> Timing:
+    def of(cls, seconds: Sequence[float]) -> "Timing":
         """Summarise the repetitions."""
         lower, median, upper = quantiles(seconds, n=4, method="inclusive")
         return cls(*(round(1e6 * value, 1) for value in (min(seconds), lower, median, upper)))
@@ -83,6 +76,7 @@ def measure(
     threads: Sequence[int] = (1, 2),
     repetitions: int = 100,
     with_torch_compile: bool = True,
+    advance: Callable[[str], None] = lambda name: None,
 ) -> list[Row]:
     """Measure every operator in both directions.
 
@@ -98,6 +92,8 @@ def measure(
         How often each contender runs, interleaved; at least 2.
     with_torch_compile : bool
         Whether to compile the reference, which takes seconds an operator, direction, dtype and number of threads.
+    advance : callable
+        Told the operator before it is measured.
 
     Returns
     -------
@@ -105,11 +101,12 @@ def measure(
     """
     table = []
     for count in threads:
-        with _threads(count):
+        with limited_threads(count):
             for dtype in dtypes:
                 arguments = Arguments.draw(rows, width, dtype)
                 for name, operator in OPERATORS.items():
                     for direction in DIRECTIONS:
+                        advance(f"{name}, {direction}, {dtype}")
                         table.append(_row(name, operator, direction, arguments, count, repetitions, with_torch_compile))
                 torch.compiler.reset()
     return table
@@ -179,33 +176,6 @@ def _tanh_alone(x: Tensor, threads: int) -> Pass:
     return lambda: compiled.tanh(source, fraction, target, times)
 
 
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def machine() -> dict[str, str]:
-    """Describe what the numbers were measured on."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        fields = (line.partition(":") for line in cpuinfo.read_text(encoding="utf-8").splitlines())
-        name = next((value.strip() for key, _, value in fields if key.strip() == "model name"), name)
-    return {
-        "processor": name,
-        "vectors": torch.backends.cpu.get_cpu_capability(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "compiler": compiled.compiler_version(),
-    }
-
-
 def render(table: Sequence[Row]) -> str:
     """Return the table as text: fastest repetitions in microseconds, and how far the quartiles of ours lie apart."""
     lines = [
@@ -221,34 +191,3 @@ def render(table: Sequence[Row]) -> str:
             f"{row.ratio:>7.2f}{row.speedup:>9.2f}"
         )
     return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m residlab.bench.norm_kernels", description=__doc__)
-    parser.add_argument("--rows", type=int, default=2048, help="tokens")
-    parser.add_argument("--width", type=int, default=512, help="entries of a token")
-    parser.add_argument("--repetitions", type=int, default=100, help="of each contender, interleaved; at least 2")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads")
-    parser.add_argument("--no-torch-compile", action="store_true", help="leave out what takes minutes to compile")
-    parser.add_argument("--json", action="store_true", help="print everything measured as JSON")
-    given = parser.parse_args(arguments)
-    if not compiled.available():
-        return 1
-    table = measure(
-        given.rows,
-        given.width,
-        threads=given.threads,
-        repetitions=given.repetitions,
-        with_torch_compile=not given.no_torch_compile,
-    )
-    if given.json:
-        print(json.dumps({"machine": machine(), "rows": [asdict(row) for row in table]}, indent=1))
-    else:
-        print("\n".join(f"{key}: {value}" for key, value in machine().items()))
-        print(render(table))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

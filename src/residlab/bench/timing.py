@@ -107,6 +107,7 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "vectors": torch.backends.cpu.get_cpu_capability(),
         "residlab": residlab.__version__,
     }
 

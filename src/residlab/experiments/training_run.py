@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from residlab.data import cache as storage
+from residlab.errors import ResidlabError
 from residlab.experiments.record import Record
+from residlab.models.files import load_weights
+from residlab.models.generation import generate
+from residlab.models.transformer import Transformer
+from residlab.training.checkpoint import latest_checkpoint
 from residlab.training.config import TrainConfig
 from residlab.training.corpus import corpus
 from residlab.training.tokenizers import tokenizer_for
-from residlab.training.tokens import tokenized
+from residlab.training.tokens import TokenizedCorpus, tokenized
 from residlab.training.trainer import Probe, Trainer
 
 if TYPE_CHECKING:
@@ -22,6 +27,36 @@ CURVE_POINTS = 200
 def run_folder(config: TrainConfig, *, cache: Path | None = None) -> Path:
     """Return the folder of a configuration's checkpoints and metrics."""
     return (storage.cache_dir() if cache is None else cache) / "runs" / config.hash
+
+
+def texts_of(config: TrainConfig, *, cache: Path | None = None) -> TokenizedCorpus:
+    """Return the tokenized corpus of a run, from the cache where it has been made before."""
+    text = corpus(config.corpus, cache=cache)
+    return tokenized(text, tokenizer_for(config.tokenizer, text, cache=cache), cache=cache)
+
+
+def trained(config: TrainConfig, *, cache: Path | None = None) -> Transformer:
+    """Return the model of a finished run, in evaluation mode.
+
+    Raises
+    ------
+    ResidlabError
+        If the run's last checkpoint is not in this cache.
+    """
+    found = latest_checkpoint(run_folder(config, cache=cache), config.to_dict())
+    if found is None or found.step < config.steps:
+        raise ResidlabError(f"the run {config.hash} has no finished checkpoint in this cache: run it first")
+    model = Transformer(config.model)
+    load_weights(model, found.model)
+    return model.eval()
+
+
+def sampled(config: TrainConfig, tokens: int, *, cache: Path | None = None) -> str:
+    """Return a text that a finished run's model writes after the end of a document: temperature 0.8, seed 0."""
+    tokenizer = texts_of(config, cache=cache).tokenizer
+    most = min(tokens, config.model.context - 1)
+    (ids,) = generate(trained(config, cache=cache), [[tokenizer.end]], most, temperature=0.8, seed=0)
+    return tokenizer.decode(ids)
 
 
 def train(
@@ -50,8 +85,7 @@ def train(
     ResidlabError
         As `Trainer.run` and the corpus.
     """
-    text = corpus(config.corpus, cache=cache)
-    tokens = tokenized(text, tokenizer_for(config.tokenizer, text, cache=cache), cache=cache)
+    tokens = texts_of(config, cache=cache)
     trainer = Trainer(config, run_folder(config, cache=cache), tokens, fabric=fabric, probes=probes)
     result = trainer.run()
     every = max(1, math.ceil(len(result.losses) / CURVE_POINTS))

@@ -5,7 +5,7 @@ without a compiler one notice is given, and the eager reference runs. tanh is th
 computed again in the backward: reading it back would cost memory and save little. Sums over tokens do not depend on
 the number of threads.
 
-Chosen by measurement over functions compiled by torch.compile (``python -m residlab.bench.norm_kernels`` shows both):
+Chosen by measurement over functions compiled by torch.compile (``residlab bench norms`` shows both):
 those fuse no multiply with an add, need a second pass for the sums over tokens that gamma and lambda take, and are
 built anew for each operator, direction and dtype.
 """

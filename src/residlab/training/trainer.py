@@ -12,6 +12,7 @@ deviations above the median of the last 50 and 0.5 nats above it, is written dow
 
 import json
 import math
+import os
 import statistics
 import time
 from collections import deque
@@ -227,7 +228,7 @@ class Trainer:
 
 
 def default_fabric(config: TrainConfig) -> "Fabric":
-    """Return Lightning Fabric for one process on the best device of this machine.
+    """Return Lightning Fabric on the best device of this machine: for one process, or for those of ``torchrun``.
 
     Raises
     ------
@@ -240,7 +241,18 @@ def default_fabric(config: TrainConfig) -> "Fabric":
         raise ResidlabError("training needs lightning-fabric: pip install residlab[training]") from error
     precision = "bf16-mixed" if config.precision == "bfloat16" else "32-true"
     accelerator = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    return Fabric(accelerator=accelerator, devices=1, precision=precision)  # type: ignore[arg-type]
+    local, world = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), int(os.environ.get("WORLD_SIZE", 1))
+    together = torch.distributed.is_torchelastic_launched() and world > 1
+    fabric = Fabric(
+        accelerator=accelerator,
+        strategy="ddp" if together else "auto",
+        devices=local if together else 1,
+        num_nodes=world // local if together else 1,
+        precision=precision,  # type: ignore[arg-type]
+    )
+    if together:
+        fabric.launch()
+    return fabric
 
 
 def _is_spike(loss: float, recent: deque[float]) -> bool:

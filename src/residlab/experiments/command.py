@@ -1,0 +1,97 @@
+"""``residlab run`` and ``residlab sweep``: training runs from a file, recorded."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from residlab.errors import ResidlabError
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``residlab run``."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="YAML: experiment and base, a training run's options")
+    _add_common(parser)
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="print a text of N tokens from the model")
+
+
+def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``residlab sweep``."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="YAML: experiment, base and grid")
+    _add_common(parser)
+    parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="processes on this machine (default: 1)")
+    parser.add_argument("--scheduler", metavar="ADDRESS", help="a Dask scheduler, tcp://...: its workers run instead")
+    parser.add_argument("--list", action="store_true", help="list the runs and which are recorded, and run nothing")
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="records, JSON lines (default: FILE's name, .jsonl, beside it)"
+    )
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="texts and checkpoints (default: the user's)")
+
+
+def run_one(args: argparse.Namespace) -> int:
+    """Train what a file describes, or go on with it, and print the record's main figures.
+
+    Raises
+    ------
+    ResidlabError
+        If the file describes several runs, or as `run_sweep`.
+    """
+    from residlab.experiments.record import Records
+    from residlab.experiments.sweep import read_sweep, run_sweep
+    from residlab.experiments.training_run import sampled
+
+    sweep = read_sweep(args.file)
+    if len(sweep.configs) != 1:
+        raise ResidlabError(f"{args.file} describes {len(sweep.configs)} runs: residlab sweep runs them")
+    if args.sample < 0:
+        raise ResidlabError(f"--sample must be >= 0; got {args.sample}")
+    (config,) = sweep.configs
+    (record,) = run_sweep(sweep, Records(_results(args)), cache=args.cache_dir)
+    if int(os.environ.get("RANK", 0)):
+        return 0  # under torchrun, one process speaks
+    metrics = record.metrics
+    print(f"{record.experiment} {record.hash}: {metrics['bits_per_byte']:.4f} bits per byte on held-out text")
+    print(f"{metrics['parameters']:,} parameters, {metrics['tokens']:,} tokens, {metrics['skipped']} updates skipped")
+    if args.sample:
+        print(sampled(config, args.sample, cache=args.cache_dir))
+    return 0
+
+
+def run_many(args: argparse.Namespace) -> int:
+    """Run a sweep, and print a line for each of its runs.
+
+    Raises
+    ------
+    ResidlabError
+        As `read_sweep` and `run_sweep`.
+    """
+    from residlab.experiments.record import Records
+    from residlab.experiments.sweep import read_sweep, run_sweep
+
+    if args.jobs < 1:
+        raise ResidlabError(f"--jobs must be >= 1; got {args.jobs}")
+    if args.scheduler and args.jobs != 1:
+        raise ResidlabError("--jobs is for this machine, --scheduler for a cluster: give one of them")
+    sweep, records = read_sweep(args.file), Records(_results(args))
+    if args.list:
+        known = {record.hash for record in records if record.experiment == sweep.experiment}
+        for config in sweep.configs:
+            state = "recorded" if config.hash in known else "to run"
+            print(f"{config.hash}  {state:<9} {config.model.norm.kind:<10} {config.optimizer.kind:<11} {config.seed}")
+        return 0
+    found = run_sweep(sweep, records, cache=args.cache_dir, jobs=args.jobs, scheduler=args.scheduler)
+    for record in found:
+        print(f"{record.hash}  {record.metrics['bits_per_byte']:.4f} bits per byte")
+    return 0
+
+
+def _results(args: argparse.Namespace) -> Path:
+    file: Path = args.results or args.file.with_suffix(".jsonl")
+    if file.parent.exists() and not os.access(file.parent, os.W_OK):
+        raise ResidlabError(f"{file} cannot be written: {file.parent} allows no writing")
+    if not int(os.environ.get("RANK", 0)):
+        print(f"residlab: records are kept in {file}", file=sys.stderr)
+    return file
