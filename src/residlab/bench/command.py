@@ -12,7 +12,7 @@ from typing import Any
 
 from residlab.errors import ResidlabError
 
-SUITES = ("norms", "training", "generation", "scaling")
+SUITES = ("norms", "training", "generation", "scaling", "trainer")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +106,21 @@ def _scaling(args: argparse.Namespace, console: Any, advance: Callable[[str], No
     return found
 
 
-_RUNNERS = {"norms": _norms, "training": _training, "generation": _generation, "scaling": _scaling}
+def _trainer(args: argparse.Namespace, console: Any, advance: Callable[[str], None]) -> Any:
+    from residlab.bench.trainer import show, trainer_costs
+
+    costs = trainer_costs(min(args.repeats, 5), advance=advance)
+    show(costs, console)
+    return {**dataclasses.asdict(costs), "overhead": costs.overhead}
+
+
+_RUNNERS = {
+    "norms": _norms,
+    "training": _training,
+    "generation": _generation,
+    "scaling": _scaling,
+    "trainer": _trainer,
+}
 
 
 @contextmanager

@@ -13,6 +13,15 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast, get_args
 
+from residlab.checks import (
+    check_booleans,
+    check_counts,
+    check_non_negative,
+    check_one_of,
+    check_positive,
+    is_real,
+    made,
+)
 from residlab.errors import ResidlabError
 
 Feedforward = Literal["swiglu", "gelu", "gelu-tanh"]
@@ -20,57 +29,6 @@ Position = Literal["rope", "learned"]
 Initialization = Literal["gpt2", "gpt2-scaled", "orthogonal", "orthogonal-shared-qk"]
 Averaged = Literal["context", "position", "rows"]
 Refresh = Literal["forward", "frozen"] | int
-
-# --- Checks
-
-
-def _made(cls: type[Any], what: str, options: dict[str, Any]) -> object:
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    unknown = sorted(set(options) - set(fields))
-    if unknown:
-        raise ResidlabError(f"{what} has no option {', '.join(unknown)}; it has {', '.join(fields)}")
-    missing = [name for name, field in fields.items() if field.default is dataclasses.MISSING and name not in options]
-    if missing:
-        raise ResidlabError(f"{what} needs {', '.join(missing)}")
-    return cls(**options)
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _positive(options: object, *names: str) -> None:
-    for name in names:
-        value = getattr(options, name)
-        if not _is_real(value) or value <= 0:
-            raise ResidlabError(f"{name} must be a finite number > 0; got {value!r}")
-
-
-def _non_negative(options: object, *names: str) -> None:
-    for name in names:
-        value = getattr(options, name)
-        if not _is_real(value) or value < 0:
-            raise ResidlabError(f"{name} must be a finite number >= 0; got {value!r}")
-
-
-def _counts(options: object, *names: str) -> None:
-    for name in names:
-        value = getattr(options, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ResidlabError(f"{name} must be a whole number >= 1; got {value!r}")
-
-
-def _booleans(options: object, *names: str) -> None:
-    for name in names:
-        if not isinstance(getattr(options, name), bool):
-            raise ResidlabError(f"{name} must be true or false; got {getattr(options, name)!r}")
-
-
-def _one_of(options: object, name: str, allowed: tuple[str, ...]) -> None:
-    value = getattr(options, name)
-    if value not in allowed:
-        raise ResidlabError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
-
 
 # --- Norms: one class of options for each kind
 
@@ -84,8 +42,8 @@ class LayerNormOptions:
     bias: bool = True
 
     def __post_init__(self) -> None:
-        _non_negative(self, "eps")
-        _booleans(self, "bias")
+        check_non_negative(self, "eps")
+        check_booleans(self, "bias")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +54,7 @@ class RMSNormOptions:
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        _non_negative(self, "eps")
+        check_non_negative(self, "eps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +69,8 @@ class PeriLNOptions:
     embedding_norm: bool = False
 
     def __post_init__(self) -> None:
-        _non_negative(self, "eps")
-        _booleans(self, "embedding_norm")
+        check_non_negative(self, "eps")
+        check_booleans(self, "embedding_norm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +84,7 @@ class LNSOptions:
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        _non_negative(self, "eps")
+        check_non_negative(self, "eps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +104,8 @@ class DyTOptions:
     embedding_scale: bool = False
 
     def __post_init__(self) -> None:
-        _positive(self, "alpha_attention", "alpha_feedforward", "alpha_final")
-        _booleans(self, "bias", "embedding_scale")
+        check_positive(self, "alpha_attention", "alpha_feedforward", "alpha_final")
+        check_booleans(self, "bias", "embedding_scale")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,9 +137,9 @@ class BHyTStarOptions:
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        _positive(self, "lam_attention", "lam_feedforward", "kappa")
-        _non_negative(self, "eps")
-        _booleans(self, "learn_lam", "centred")
+        check_positive(self, "lam_attention", "lam_feedforward", "kappa")
+        check_non_negative(self, "eps")
+        check_booleans(self, "learn_lam", "centred")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,15 +170,15 @@ class BHyTOptions(BHyTStarOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _one_of(self, "averaged", get_args(Averaged))
+        check_one_of(self, "averaged", get_args(Averaged))
         if self.tokens is not None:
-            _counts(self, "tokens")
+            check_counts(self, "tokens")
             if self.averaged != "context":
                 raise ResidlabError(f'tokens = {self.tokens} belongs to averaged = "context"; got "{self.averaged}"')
         if self.refresh not in ("forward", "frozen"):
             if isinstance(self.refresh, str):
                 raise ResidlabError(f'refresh must be "forward", "frozen" or a number of steps; got "{self.refresh}"')
-            _counts(self, "refresh")
+            check_counts(self, "refresh")
 
 
 NormOptions = (
@@ -251,10 +209,10 @@ def norm_options(kind: str, **options: Any) -> NormOptions:
         p = options.pop("p")
         if "kappa" in options:
             raise ResidlabError(f"p = {p} and kappa = {options['kappa']} say the same thing: give one of them")
-        if not _is_real(p) or not 0 <= p < 1:
+        if not is_real(p) or not 0 <= p < 1:
             raise ResidlabError(f"p must be in [0, 1); got {p!r}")
         options["kappa"] = 1 / math.sqrt(1 - p)
-    return cast(NormOptions, _made(cls, f"norm {kind}", options))
+    return cast(NormOptions, made(cls, f"norm {kind}", options))
 
 
 # --- The model
@@ -311,7 +269,7 @@ class ModelConfig:
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
-        _counts(self, "depth", "width", "heads", "vocabulary", "context")
+        check_counts(self, "depth", "width", "heads", "vocabulary", "context")
         fill = object.__setattr__  # what was left out is filled in, so that a saved configuration is complete
         if not self.kv_heads:
             fill(self, "kv_heads", self.heads)
@@ -319,18 +277,18 @@ class ModelConfig:
             if self.width % self.heads:
                 raise ResidlabError(f"heads must divide width = {self.width}, or head_dim be given; got {self.heads}")
             fill(self, "head_dim", self.width // self.heads)
-        _one_of(self, "feedforward", get_args(Feedforward))
+        check_one_of(self, "feedforward", get_args(Feedforward))
         if not self.feedforward_width:
             wide = -(-8 * self.width // 24) * 8 if self.feedforward == "swiglu" else 4 * self.width
             fill(self, "feedforward_width", wide)
-        _counts(self, "kv_heads", "head_dim", "feedforward_width")
+        check_counts(self, "kv_heads", "head_dim", "feedforward_width")
         if self.heads % self.kv_heads:
             raise ResidlabError(f"kv_heads must divide heads = {self.heads}; got {self.kv_heads}")
-        _one_of(self, "position", get_args(Position))
+        check_one_of(self, "position", get_args(Position))
         if self.position == "rope" and self.head_dim % 2:
             raise ResidlabError(f'head_dim must be even for position = "rope"; got {self.head_dim}')
-        _one_of(self, "initialization", get_args(Initialization))
-        _positive(self, "rope_base", "temperature_base", "logit_scale", "init_std")
+        check_one_of(self, "initialization", get_args(Initialization))
+        check_positive(self, "rope_base", "temperature_base", "logit_scale", "init_std")
         if not isinstance(self.norm, get_args(NormOptions)):
             raise ResidlabError(f"norm must be made by norm_options(kind, ...); got {self.norm!r}")
         if self.initialization == "orthogonal-shared-qk" and self.heads != self.kv_heads:
@@ -338,7 +296,7 @@ class ModelConfig:
                 "initialization orthogonal-shared-qk sets W_K = W_Q, so kv_heads must equal "
                 f"heads = {self.heads}; got {self.kv_heads}"
             )
-        _booleans(self, "residual", "bias", "tied_embeddings")
+        check_booleans(self, "residual", "bias", "tied_embeddings")
 
     def attention_scale(self, layer: int) -> float:
         """Return the factor of ``q . k`` in a layer (from 1): ``logit_scale beta**layer / sqrt(head_dim)``."""
@@ -366,4 +324,4 @@ class ModelConfig:
         if isinstance(norm, dict):
             options = dict(norm)
             values["norm"] = norm_options(str(options.pop("kind", None)), **options)
-        return cast(ModelConfig, _made(cls, "model", values))
+        return cast(ModelConfig, made(cls, "model", values))

@@ -4,8 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
+from residlab.checks import check_counts, check_non_negative, check_one_of, check_positive, is_real, made
 from residlab.errors import ResidlabError
-from residlab.models.config import _counts, _is_real, _made, _non_negative, _one_of, _positive
 
 Kind = Literal["adamw", "signgd", "muon", "soap", "shampoo", "kl-shampoo"]
 MuonScale = Literal["original", "match_rms_adamw"]
@@ -68,7 +68,7 @@ class OptimizerConfig:
     rest_eps: float | None = None
 
     def __post_init__(self) -> None:
-        _one_of(self, "kind", get_args(Kind))
+        check_one_of(self, "kind", get_args(Kind))
         fill, known = object.__setattr__, SETTINGS[self.kind]
         for name in OPTIONAL:
             if getattr(self, name) is not None and name not in known:
@@ -86,11 +86,11 @@ class OptimizerConfig:
         self._check()
 
     def _check(self) -> None:
-        _non_negative(self, "lr", "rest_lr", "weight_decay")
-        _positive(self, "rest_eps", *(["eps"] if self.eps is not None else []))
-        _counts(self, "max_dimension", *(["frequency"] if self.frequency is not None else []))
+        check_non_negative(self, "lr", "rest_lr", "weight_decay")
+        check_positive(self, "rest_eps", *(["eps"] if self.eps is not None else []))
+        check_counts(self, "max_dimension", *(["frequency"] if self.frequency is not None else []))
         if self.scale is not None:
-            _one_of(self, "scale", get_args(MuonScale))
+            check_one_of(self, "scale", get_args(MuonScale))
         for name in ("betas", "rest_betas"):
             value = getattr(self, name)
             if value is None:
@@ -117,8 +117,8 @@ class OptimizerConfig:
         ResidlabError
             If a name is unknown or a value is not allowed.
         """
-        return cast(OptimizerConfig, _made(cls, "optimizer", values))
+        return cast(OptimizerConfig, made(cls, "optimizer", values))
 
 
 def _is_fraction(value: object) -> bool:
-    return _is_real(value) and 0 <= cast(float, value) < 1
+    return is_real(value) and 0 <= cast(float, value) < 1

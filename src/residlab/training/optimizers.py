@@ -24,8 +24,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from residlab.checks import is_real
 from residlab.errors import ResidlabError
-from residlab.models.config import _is_real
 from residlab.training.optimizer_config import SETTINGS, Kind, OptimizerConfig
 from residlab.training.parts import Assignment, Part, Role, adamw_part, matrix_part
 
@@ -147,7 +147,7 @@ class TrainingOptimizer:
         ResidlabError
             If the factor is negative or not finite.
         """
-        if not _is_real(factor) or factor < 0:
+        if not is_real(factor) or factor < 0:
             raise ResidlabError(f"the factor of the learning rate must be a finite number >= 0; got {factor!r}")
         self.factor = float(factor)
         for part in self.parts:
@@ -250,7 +250,7 @@ def clip(parameters: nn.Module | Iterable[Tensor], max_norm: float) -> Tensor:
     ResidlabError
         If ``max_norm`` is not a finite number > 0.
     """
-    if not _is_real(max_norm) or max_norm <= 0:
+    if not is_real(max_norm) or max_norm <= 0:
         raise ResidlabError(f"max_norm must be a finite number > 0; got {max_norm!r}")
     parameters = _parameters(parameters)
     norm = grad_norm(parameters)

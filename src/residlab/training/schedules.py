@@ -16,8 +16,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
+from residlab.checks import check_counts, check_one_of, is_real, made
 from residlab.errors import ResidlabError
-from residlab.models.config import _counts, _is_real, _made, _one_of
 
 ScheduleKind = Literal["constant", "cosine", "linear", "wsd"]
 
@@ -47,8 +47,8 @@ class ScheduleConfig:
     decay: int | None = None
 
     def __post_init__(self) -> None:
-        _one_of(self, "kind", get_args(ScheduleKind))
-        _counts(self, "steps")
+        check_one_of(self, "kind", get_args(ScheduleKind))
+        check_counts(self, "steps")
         warmup = cast(object, self.warmup)
         if not isinstance(warmup, int) or isinstance(warmup, bool) or not 0 <= warmup < self.steps:
             raise ResidlabError(f"warmup must be a whole number in [0, steps = {self.steps}); got {warmup!r}")
@@ -59,7 +59,7 @@ class ScheduleConfig:
             fill(self, "final", 1.0)
         elif self.final is None:
             fill(self, "final", 0.0)
-        elif not _is_real(self.final) or not 0 <= self.final <= 1:
+        elif not is_real(self.final) or not 0 <= self.final <= 1:
             raise ResidlabError(f"final must be a number in [0, 1]; got {self.final!r}")
         if self.kind != "wsd":
             if self.decay is not None:
@@ -67,7 +67,7 @@ class ScheduleConfig:
         else:
             if self.decay is None:
                 fill(self, "decay", min(-(-self.steps // 10), self.steps - self.warmup))
-            _counts(self, "decay")
+            check_counts(self, "decay")
             assert self.decay is not None
             if self.warmup + self.decay > self.steps:
                 raise ResidlabError(
@@ -110,4 +110,4 @@ class ScheduleConfig:
         ResidlabError
             If a name is unknown, one is missing, or a value is not allowed.
         """
-        return cast(ScheduleConfig, _made(cls, "schedule", values))
+        return cast(ScheduleConfig, made(cls, "schedule", values))
