@@ -27,6 +27,10 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     beside = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // beside)))
 
+if shutil.which("nvidia-smi") is None:
+    # Without a GPU, Triton's kernels run in its interpreter. Triton reads this when it is first imported, by whomever.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 INSTALL = (

@@ -8,10 +8,6 @@ from importlib.util import find_spec
 
 import pytest
 
-# Without a GPU, Triton's kernels run in its interpreter. Triton reads this when it is first imported.
-if shutil.which("nvidia-smi") is None:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
 TRITON_DEVICE = "cpu" if "TRITON_INTERPRET" in os.environ else "cuda"
 
 

@@ -183,7 +183,6 @@ def test_sums_over_tokens_do_not_depend_on_threads(compiled: None) -> None:
     assert all(torch.equal(a, b) for others in grads[1:] for a, b in zip(grads[0], others, strict=True))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile uses what torch deprecates
 def test_inside_a_compiled_model(compiled: None) -> None:
     gamma, lam = torch.randn(12, requires_grad=True), torch.tensor(2.0, requires_grad=True)
 
