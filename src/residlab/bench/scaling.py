@@ -133,7 +133,7 @@ def _run(task: dict[str, Any]) -> dict[str, float]:
         model = llama(config)
     else:
         model = Transformer(replace(config, norm=norm_options(task["who"])))
-    before = _resident()
+    before = _peak_megabytes()
     samples = []
     for _ in range(task["repeats"] + 1):
         begin = time.perf_counter()
@@ -144,16 +144,18 @@ def _run(task: dict[str, Any]) -> dict[str, float]:
         loss.backward()
         model.zero_grad()
         samples.append(time.perf_counter() - begin)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-    return {"seconds": statistics.median(samples[1:]), "megabytes": peak - before}
+    return {"seconds": statistics.median(samples[1:]), "megabytes": _peak_megabytes() - before}
 
 
-def _resident() -> float:
-    peak: float = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+def _peak_megabytes() -> float:
+    """Return the most memory that this process held so far."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
-    except OSError:
-        return peak
+        # Not getrusage where this exists: there a process inherits the peak of the one that started it.
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) / 2**10
+    except (OSError, IndexError):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 if __name__ == "__main__":
