@@ -50,6 +50,12 @@ def test_no_grid_is_one_run(write):
         ({"base": dict(BASE), "grid": {"steps.more": [1]}}, "steps is 3, which has no options"),
         ({"base": dict(BASE), "grid": {"model.norm": ["bhyt", "bhtt"]}}, "model.norm = bhtt: norm must be one of"),
         ({"base": dict(BASE), "grid": [1]}, "grid must map names"),
+        (
+            {"base": {**BASE, "probes": ["weight"], "probe_every": 2}},
+            "probes must be among stream, .*got weight",
+        ),
+        ({"base": {**BASE, "probes": ["weights"]}}, "probes weights need probe_every"),
+        ({"base": {**BASE, "probes": "weights", "probe_every": 2}}, "probes must be a list of names; got 'weights'"),
     ],
 )
 def test_a_typo_is_found_before_anything_runs(write, values, said):

@@ -25,6 +25,7 @@ from typing import Any
 import yaml
 
 from residlab.errors import ResidlabError
+from residlab.experiments.probes import probes_named
 from residlab.experiments.record import Record, Records
 from residlab.experiments.training_run import train
 from residlab.training.config import TrainConfig
@@ -73,6 +74,7 @@ def read_sweep(file: Path) -> Sweep:
         setting = dict(zip(grid, choice, strict=True))
         try:
             config = TrainConfig.from_dict(_with(base, setting))
+            probes_named(config.probes)
         except (ResidlabError, TypeError, ValueError) as error:
             where = f" at {', '.join(f'{n} = {v}' for n, v in setting.items())}" if setting else ""
             raise ResidlabError(f"{file}{where}: {error}") from error

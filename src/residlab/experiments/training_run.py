@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from residlab.data import cache as storage
 from residlab.errors import ResidlabError
+from residlab.experiments.probes import probes_named
 from residlab.experiments.record import Record
 from residlab.models.files import load_weights
 from residlab.models.generation import generate
@@ -86,7 +87,8 @@ def train(
         As `Trainer.run` and the corpus.
     """
     tokens = texts_of(config, cache=cache)
-    trainer = Trainer(config, run_folder(config, cache=cache), tokens, fabric=fabric, probes=probes)
+    looks = {**probes_named(config.probes), **(probes or {})}
+    trainer = Trainer(config, run_folder(config, cache=cache), tokens, fabric=fabric, probes=looks)
     result = trainer.run()
     every = max(1, math.ceil(len(result.losses) / CURVE_POINTS))
     blocks = [result.losses[start : start + every] for start in range(0, len(result.losses), every)]

@@ -40,8 +40,8 @@ class TrainConfig:
         Steps between evaluations on the validation split (also at the end; 0: only there), and on how many tokens.
     checkpoint_every
         Steps between checkpoints (also at the end; 0: only there).
-    probe_every
-        Steps between calls of the probes handed to the trainer (0: never).
+    probes, probe_every
+        Names of what looks at the model while it trains (`residlab.experiments.probes`), and steps between looks.
     bad_steps
         How many updates in a row may be skipped because loss or gradient is not finite, before training stops.
     """
@@ -61,6 +61,7 @@ class TrainConfig:
     evaluate_every: int = 0
     evaluation_tokens: int = 65_536
     checkpoint_every: int = 0
+    probes: tuple[str, ...] = ()
     probe_every: int = 0
     bad_steps: int = 10
 
@@ -86,6 +87,12 @@ class TrainConfig:
                 raise ResidlabError(f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}")
         if self.clip is not None and not self.clip > 0:
             raise ResidlabError(f"clip must be > 0, or null for no limit; got {self.clip!r}")
+        named: object = self.probes  # from a file it may be anything
+        if not isinstance(named, list | tuple) or not all(isinstance(name, str) for name in named):
+            raise ResidlabError(f"probes must be a list of names; got {named!r}")
+        object.__setattr__(self, "probes", tuple(named))
+        if self.probes and not self.probe_every:
+            raise ResidlabError(f"probes {', '.join(self.probes)} need probe_every, the steps between looks")
         if self.schedule is None:
             warmup = min(self.steps // 10, 200)
             object.__setattr__(self, "schedule", ScheduleConfig(kind="cosine", steps=self.steps, warmup=warmup))
@@ -95,6 +102,7 @@ class TrainConfig:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name in ("model", "optimizer", "schedule"):
             values[name] = values[name].to_dict()
+        values["probes"] = list(self.probes)
         return values
 
     @classmethod

@@ -1,0 +1,99 @@
+"""Probes of a run: what they say of models whose state is known, and that they change no bit of training."""
+
+import json
+import time
+
+import pytest
+import torch
+
+from residlab.experiments.probes import PROBES, probes_named
+from residlab.experiments.record import Records
+from residlab.experiments.sweep import read_sweep, run_sweep
+from residlab.experiments.training_run import run_folder, trained
+from residlab.models.config import ModelConfig, norm_options
+from residlab.models.transformer import Transformer, next_token_loss
+
+BASE = {
+    "model": {"depth": 2, "width": 16, "heads": 2, "vocabulary": 257, "context": 16, "norm": "bhyt"},
+    "steps": 6,
+    "batch": 4,
+    "evaluation_tokens": 64,
+}
+
+
+def make(norm="bhyt", **options):
+    config = ModelConfig(depth=3, width=32, heads=4, vocabulary=50, context=24, norm=norm_options(norm, **options))
+    return Transformer(config, seed=0), torch.randint(0, 50, (5, 20), generator=torch.Generator().manual_seed(0))
+
+
+def test_the_stream_begins_as_the_embedding():
+    model, ids = make()
+    with torch.no_grad():
+        found = PROBES["stream"](model, ids)
+    assert len(found) == 7
+    first, x = found["blocks.0.attention_norm"], model.embedding.weight.detach()[ids[:4]].double()
+    assert first["all"]["rms"] == pytest.approx(float(x.square().mean().sqrt()))
+    assert first["first"]["largest"] == pytest.approx(float(x[:, 0].abs().max()))
+    assert first["rest"]["crest_factor"] == pytest.approx(float(x[:, 1:].abs().max() / x[:, 1:].square().mean().sqrt()))
+
+
+def test_bounds_are_those_of_the_configuration():
+    model, ids = make(lam_attention=3.0, lam_feedforward=1.5, kappa=5.0)
+    found = PROBES["bounds"](model, ids)
+    assert len(found) == 6
+    assert found["blocks.0.attention_norm"] == {"lam": 3.0, "ratio": 0.6, "largest_gain": 1.0}
+    assert found["blocks.2.feedforward_norm"]["ratio"] == pytest.approx(0.3)
+    assert PROBES["bounds"](*make("rmsnorm")) == {}
+
+
+def test_attention_and_weights_of_every_layer():
+    model, ids = make()
+    with torch.no_grad():
+        found = PROBES["attention"](model, ids)
+        shapes = PROBES["weights"](model, ids)
+    assert list(found) == ["1", "2", "3"]
+    # Logits near zero: attention is uniform over what a query sees.
+    uniform = sum(torch.log(torch.arange(1.0, 21))) / 20
+    assert found["1"]["entropy"] == pytest.approx(float(uniform), rel=1e-3)
+    assert len(shapes) == 3 * 7
+
+
+def test_a_run_writes_what_its_probes_say_and_is_the_same_run(tmp_path, write):
+    plain = read_sweep(write({"base": dict(BASE)}))
+    probed = read_sweep(write({"base": {**BASE, "probes": list(PROBES), "probe_every": 3}}, "probed.yml"))
+    records = Records(tmp_path / "runs.jsonl")
+    for sweep in (plain, probed):
+        run_sweep(sweep, records, cache=tmp_path / "cache", say=lambda line: None)
+    lines = (run_folder(probed.configs[0], cache=tmp_path / "cache") / "metrics.jsonl").read_text().splitlines()
+    looks = [line for line in map(json.loads, lines) if "probes" in line]
+    assert [look["step"] for look in looks] == [3, 6]
+    assert all(set(look["probes"]) == set(PROBES) for look in looks)
+    one, two = (trained(sweep.configs[0], cache=tmp_path / "cache") for sweep in (plain, probed))
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(two.state_dict()[name], tensor)
+
+
+def test_a_look_every_ten_steps_is_cheap():
+    """10 % is the budget on an idle machine; a test allows three times that."""
+    config = ModelConfig(depth=4, width=128, heads=4, vocabulary=257, context=128, norm=norm_options("bhyt"))
+    model, ids = Transformer(config, seed=0), torch.randint(0, 257, (16, 128))
+
+    def seconds(run, times=3):
+        samples = []
+        for _ in range(times):
+            begin = time.perf_counter()
+            run()
+            samples.append(time.perf_counter() - begin)
+        return min(samples)
+
+    def step():
+        next_token_loss(model(ids), ids).backward()
+        model.zero_grad()
+
+    def look():
+        with torch.no_grad():
+            for probe in probes_named(["stream", "attention", "bounds"]).values():
+                probe(model, ids)
+
+    step()
+    assert seconds(look) < 0.3 * 10 * seconds(step)
