@@ -16,7 +16,7 @@ def made(cls: type[Any], what: str, options: dict[str, Any]) -> object:
         If an option is unknown or a required one is missing; ``what`` is what the message calls the class.
     """
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    unknown = sorted(set(options) - set(fields))
+    unknown = sorted(str(name) for name in set(options) - set(fields))
     if unknown:
         raise ResidlabError(f"{what} has no option {', '.join(unknown)}; it has {', '.join(fields)}")
     missing = [name for name, field in fields.items() if field.default is dataclasses.MISSING and name not in options]

@@ -43,6 +43,14 @@ def test_a_line_that_was_cut_short_is_left_out_and_goes(tmp_path):
     assert [record.hash for record in records] == [make(1).hash, make(2).hash]
 
 
+def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path):
+    records = Records(tmp_path / "runs.jsonl")
+    records.add(make(1))
+    records.file.write_text(records.file.read_text().rstrip())
+    records.add(make(2))
+    assert [record.hash for record in records] == [make(1).hash, make(2).hash]
+
+
 def test_a_line_that_is_no_record_is_named(tmp_path):
     records = Records(tmp_path / "runs.jsonl")
     records.file.write_text('{"experiment": "e"}\n')

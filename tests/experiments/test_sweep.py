@@ -3,6 +3,7 @@
 import pytest
 
 from residlab.errors import ResidlabError
+from residlab.experiments import sweep as sweep_module
 from residlab.experiments.record import Records
 from residlab.experiments.sweep import read_sweep, run_sweep
 
@@ -50,6 +51,16 @@ def test_no_grid_is_one_run(write):
         ({"base": dict(BASE), "grid": {"steps.more": [1]}}, "steps is 3, which has no options"),
         ({"base": dict(BASE), "grid": {"model.norm": ["bhyt", "bhtt"]}}, "model.norm = bhtt: norm must be one of"),
         ({"base": dict(BASE), "grid": [1]}, "grid must map names"),
+        ({"base": {**BASE, "optimizer": "adm"}}, "kind must be one of adamw, signgd"),
+        ({"base": {**BASE, "optimizer": None}}, "optimizer must be a name or options; got None"),
+        ({"base": {**BASE, "schedule": 3}}, "schedule must be a name or options; got 3"),
+        ({"base": {**BASE, "model": "llama"}}, "model must be the options of a model, .*got 'llama'"),
+        ({"base": {**BASE, "corpus": 5}}, "corpus must be a name or a path; got 5"),
+        ({"base": {**BASE, "clip": float("inf")}}, "clip must be a finite number > 0, or null for no limit; got inf"),
+        ({"base": {**BASE, "clip": "one"}}, "clip must be a finite number > 0, .*got 'one'"),
+        ({"base": {**BASE, "compile": "maybe"}}, "compile must be true or false; got 'maybe'"),
+        ({"base": {**BASE, "seed": 10**22}}, "seed must be a whole number >= 0"),
+        ({"base": {**BASE, 3: 4}}, "a training run has no option 3"),
         (
             {"base": {**BASE, "probes": ["weight"], "probe_every": 2}},
             "probes must be among stream, .*got weight",
@@ -89,6 +100,55 @@ def test_a_failed_run_stops_no_other(tmp_path, write):
     model = {**BASE["model"], "vocabulary": 300}
     sweep = read_sweep(write({"base": dict(BASE), "grid": {"model": [model, BASE["model"]]}}))
     records = Records(tmp_path / "runs.jsonl")
-    with pytest.raises(ResidlabError, match=r"1 of 2 runs failed; a rerun goes on with them: .*the tokenizer has 257"):
+    with pytest.raises(ResidlabError, match=r"1 of 2 runs failed, and have no record: .*the tokenizer has 257"):
         run_sweep(sweep, records, cache=tmp_path / "cache", say=lambda line: None)
     assert len(list(records)) == 1
+
+
+def test_names_of_optimizer_and_schedule_are_enough(write):
+    (config,) = read_sweep(write({"base": {**BASE, "optimizer": "muon", "schedule": "cosine"}})).configs
+    assert config.optimizer.kind == "muon"
+    assert (config.schedule.kind, config.schedule.steps) == ("cosine", 3)
+
+
+def test_a_run_that_diverges_is_recorded_as_that_and_stops_no_other(tmp_path, write):
+    rates = {"optimizer.lr": [1e300, 0.001]}
+    base = {**BASE, "clip": None, "model": {**BASE["model"], "norm": "dyt"}}
+    records = Records(tmp_path / "runs.jsonl")
+    found = run_sweep(
+        read_sweep(write({"base": base, "grid": rates})), records, cache=tmp_path / "c", say=lambda _: None
+    )
+    assert [record.metrics["diverged"] for record in found] == [True, False]
+    assert found[0].metrics["bits_per_byte"] is None
+
+
+def test_an_error_that_nobody_foresaw_stops_no_other(tmp_path, write, monkeypatch):
+    train = sweep_module.train
+
+    def broken(experiment, config, *, cache):
+        if config.seed == 0:
+            raise MemoryError("too little")
+        return train(experiment, config, cache=cache)
+
+    monkeypatch.setattr(sweep_module, "train", broken)
+    records = Records(tmp_path / "runs.jsonl")
+    with pytest.raises(ResidlabError, match="1 of 2 runs failed, and have no record: .*MemoryError: too little"):
+        run_sweep(
+            read_sweep(write({"base": dict(BASE), "grid": {"seed": [0, 1]}})),
+            records,
+            cache=tmp_path / "cache",
+            say=lambda line: None,
+        )
+    assert [record.seed for record in records] == [1]
+
+
+def test_another_text_is_another_run(tmp_path, write, text):
+    sweep, records = read_sweep(write({"base": dict(BASE)})), Records(tmp_path / "runs.jsonl")
+    options = {"cache": tmp_path / "cache", "say": lambda line: None}
+    (first,) = run_sweep(sweep, records, **options)
+    (text / "more.txt").write_text("A document that was not there before. " * 9)
+    (second,) = run_sweep(sweep, records, **options)
+    assert second.hash != first.hash
+    assert second.metrics["train_loss"] != first.metrics["train_loss"]
+    (text / "more.txt").unlink()
+    assert run_sweep(sweep, records, **options) == [first]

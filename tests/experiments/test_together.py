@@ -1,5 +1,6 @@
 """Several processes: those of torchrun train one model as one does, Dask's workers run a sweep, and one may die."""
 
+import json
 import os
 import signal
 import subprocess
@@ -51,19 +52,34 @@ def test_two_processes_train_as_one(tmp_path, write):
 def test_the_command_samples_and_does_not_train_twice(tmp_path, write):
     file = write({"base": dict(BASE)})
     (config,) = read_sweep(file).configs
-    first = residlab("run", file, "--cache-dir", tmp_path / "cache", "--sample", "20")
+    first = residlab("run", file, "--cache-dir", tmp_path / "cache", "--sample", "12")
     assert first.returncode == 0, first.stderr
     assert "bits per byte on held-out text" in first.stdout
     assert trained(config, cache=tmp_path / "cache").config == config.model
-    text = sampled(config, 20, cache=tmp_path / "cache")
+    text = sampled(config, 12, cache=tmp_path / "cache")
     assert first.stdout.endswith(f"updates skipped\n{text}\n")
     assert "recorded already" in residlab("run", file, "--cache-dir", tmp_path / "cache").stderr
     assert len((tmp_path / "sweep.jsonl").read_text().splitlines()) == 1
 
 
+def test_two_at_once_are_one_run(tmp_path, write):
+    file = write({"base": {**BASE, "steps": 40, "checkpoint_every": 2}})
+    command = [sys.executable, "-m", "residlab.cli", "run", str(file), "--cache-dir", str(tmp_path / "cache")]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=200) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert said[0][0] == said[1][0]
+    (config,) = read_sweep(file).configs
+    lines = (run_folder(config, cache=tmp_path / "cache") / "metrics.jsonl").read_text().splitlines()
+    steps = [line["step"] for line in map(json.loads, lines) if "loss" in line]
+    assert steps == list(range(1, 41))
+    assert len(list(Records(tmp_path / "sweep.jsonl"))) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["sweep", "FILE", "--results", "."], "--results . is a folder: name a file"),
         (["sweep", "FILE", "--jobs", "0"], "--jobs must be >= 1; got 0"),
         (["sweep", "FILE", "--jobs", "2", "--scheduler", "tcp://127.0.0.1:1"], "give one of them"),
         (["sweep", "FILE", "--scheduler", "127.0.0.1"], "does not answer"),

@@ -49,9 +49,14 @@ def test_saving_again_replaces_and_leaves_nothing_behind(tmp_path):
 
 def test_a_folder_that_is_not_a_model_is_left_alone(tmp_path):
     (tmp_path / "diary.txt").write_text("dear")
-    with pytest.raises(ResidlabError, match="exists and is not a saved model: it is left as it is"):
+    with pytest.raises(ResidlabError, match=r"exists and holds diary.txt: it is left as it is"):
         save_model(make(), tmp_path)
     assert (tmp_path / "diary.txt").read_text() == "dear"
+    save_model(make(), tmp_path / "model")
+    (tmp_path / "model" / "notes.txt").write_text("mine")
+    with pytest.raises(ResidlabError, match="exists and holds notes.txt: it is left as it is"):
+        save_model(make(), tmp_path / "model")
+    assert load_model(tmp_path / "model").config == make().config
 
 
 @pytest.fixture

@@ -40,20 +40,20 @@ def run_one(args: argparse.Namespace) -> int:
         If the file describes several runs, or as `run_sweep`.
     """
     from residlab.experiments.record import Records
-    from residlab.experiments.sweep import read_sweep, run_sweep
+    from residlab.experiments.sweep import read_sweep, run_sweep, score
     from residlab.experiments.training_run import sampled
 
     sweep = read_sweep(args.file)
     if len(sweep.configs) != 1:
         raise ResidlabError(f"{args.file} describes {len(sweep.configs)} runs: residlab sweep runs them")
-    if args.sample < 0:
-        raise ResidlabError(f"--sample must be >= 0; got {args.sample}")
     (config,) = sweep.configs
+    if not 0 <= args.sample < config.model.context:
+        raise ResidlabError(f"--sample must be in [0, {config.model.context}), the context; got {args.sample}")
     (record,) = run_sweep(sweep, Records(_results(args)), cache=args.cache_dir)
     if int(os.environ.get("RANK", 0)):
         return 0  # under torchrun, one process speaks
     metrics = record.metrics
-    print(f"{record.experiment} {record.hash}: {metrics['bits_per_byte']:.4f} bits per byte on held-out text")
+    print(f"{record.experiment} {record.hash}: {score(record)} on held-out text")
     print(f"{metrics['parameters']:,} parameters, {metrics['tokens']:,} tokens, {metrics['skipped']} updates skipped")
     if args.sample:
         print(sampled(config, args.sample, cache=args.cache_dir))
@@ -69,7 +69,7 @@ def run_many(args: argparse.Namespace) -> int:
         As `read_sweep` and `run_sweep`.
     """
     from residlab.experiments.record import Records
-    from residlab.experiments.sweep import read_sweep, run_sweep
+    from residlab.experiments.sweep import read_sweep, run_sweep, score
 
     if args.jobs < 1:
         raise ResidlabError(f"--jobs must be >= 1; got {args.jobs}")
@@ -77,19 +77,21 @@ def run_many(args: argparse.Namespace) -> int:
         raise ResidlabError("--jobs is for this machine, --scheduler for a cluster: give one of them")
     sweep, records = read_sweep(args.file), Records(_results(args))
     if args.list:
-        known = {record.hash for record in records if record.experiment == sweep.experiment}
+        known = [record.config for record in records if record.experiment == sweep.experiment]
         for config in sweep.configs:
-            state = "recorded" if config.hash in known else "to run"
+            state = "recorded" if config.to_dict() in known else "to run"
             print(f"{config.hash}  {state:<9} {config.model.norm.kind:<10} {config.optimizer.kind:<11} {config.seed}")
         return 0
     found = run_sweep(sweep, records, cache=args.cache_dir, jobs=args.jobs, scheduler=args.scheduler)
     for record in found:
-        print(f"{record.hash}  {record.metrics['bits_per_byte']:.4f} bits per byte")
+        print(f"{record.hash}  {score(record)}")
     return 0
 
 
 def _results(args: argparse.Namespace) -> Path:
     file: Path = args.results or args.file.with_suffix(".jsonl")
+    if file.is_dir():
+        raise ResidlabError(f"--results {file} is a folder: name a file")
     if file.parent.exists() and not os.access(file.parent, os.W_OK):
         raise ResidlabError(f"{file} cannot be written: {file.parent} allows no writing")
     if not int(os.environ.get("RANK", 0)):

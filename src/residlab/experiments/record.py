@@ -104,8 +104,12 @@ class Records:
     def _lines(self) -> list[str]:
         if not self.file.exists():
             return []
-        text = self.file.read_text()
-        return text.split("\n")[:-1]  # what follows the last end of line was cut short
+        *lines, rest = self.file.read_text().split("\n")
+        try:
+            json.loads(rest)
+        except ValueError:
+            return lines  # nothing, or a line that was cut short
+        return [*lines, rest]  # whole, but for its end, as an editor may leave it
 
 
 def versions() -> dict[str, str]:

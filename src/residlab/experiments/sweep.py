@@ -27,7 +27,7 @@ import yaml
 from residlab.errors import ResidlabError
 from residlab.experiments.probes import probes_named
 from residlab.experiments.record import Record, Records
-from residlab.experiments.training_run import train
+from residlab.experiments.training_run import run_hash, train
 from residlab.training.config import TrainConfig
 
 KEYS = ("experiment", "base", "grid")
@@ -130,7 +130,9 @@ def run_sweep(
     ResidlabError
         If runs failed, after all others ended; or the scheduler does not answer.
     """
-    waiting = [config for config in sweep.configs if records.find(sweep.experiment, config.hash) is None]
+    hashes = [run_hash(config, cache=cache) for config in sweep.configs]
+    known_hashes = {record.hash for record in records if record.experiment == sweep.experiment}
+    waiting = [config for config, name in zip(sweep.configs, hashes, strict=True) if name not in known_hashes]
     known = len(sweep.configs) - len(waiting)
     if known:
         say(f"residlab: {known} of {len(sweep.configs)} runs of {sweep.experiment} are recorded already")
@@ -140,15 +142,21 @@ def run_sweep(
             done += 1
             if isinstance(outcome, Record):
                 records.add(outcome)
-                score = outcome.metrics["bits_per_byte"]
-                say(f"residlab: {done}/{len(waiting)}: {config.hash}: {score:.4f} bits per byte")
+                say(f"residlab: {done}/{len(waiting)}: {outcome.hash}: {score(outcome)}")
             else:
-                failures.append(f"{config.hash}: {outcome}")
-                say(f"residlab: {done}/{len(waiting)}: {config.hash} failed: {outcome}")
+                name = hashes[sweep.configs.index(config)]
+                failures.append(f"{name}: {outcome}")
+                say(f"residlab: {done}/{len(waiting)}: {name} failed: {outcome}")
     if failures:
-        raise ResidlabError(f"{len(failures)} of {len(waiting)} runs failed; a rerun goes on with them: {failures[0]}")
+        raise ResidlabError(f"{len(failures)} of {len(waiting)} runs failed, and have no record: {failures[0]}")
     found = {record.hash: record for record in records if record.experiment == sweep.experiment}
-    return [found[config.hash] for config in sweep.configs]
+    return [found[name] for name in hashes]
+
+
+def score(record: Record) -> str:
+    """Return a record's main figure for people."""
+    bits = record.metrics["bits_per_byte"]
+    return "diverged" if bits is None else f"{bits:.4f} bits per byte"
 
 
 _Outcome = tuple[TrainConfig, "Record | str"]
@@ -199,3 +207,5 @@ def _run(experiment: str, config: TrainConfig, cache: Path | None, threads: int 
         return config, train(experiment, config, cache=cache)
     except ResidlabError as error:
         return config, str(error)
+    except Exception as error:  # out of memory, for one: the other runs go on, and this one says what it was
+        return config, f"{type(error).__name__}: {error}"

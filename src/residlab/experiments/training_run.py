@@ -1,11 +1,14 @@
 """One training run as an experiment: configuration in, record out; checkpoints and tokens in the cache."""
 
+import contextlib
+import hashlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from residlab.data import cache as storage
+from residlab.data.locking import locked
 from residlab.errors import ResidlabError
 from residlab.experiments.probes import probes_named
 from residlab.experiments.record import Record
@@ -25,9 +28,22 @@ if TYPE_CHECKING:
 CURVE_POINTS = 200
 
 
+def run_hash(config: TrainConfig, *, cache: Path | None = None) -> str:
+    """Return sixteen digits that name a run: its configuration *and the text* that ``config.corpus`` now stands for.
+
+    Raises
+    ------
+    ResidlabError
+        If there is no such corpus.
+    """
+    text = corpus(config.corpus, cache=cache).fingerprint
+    return hashlib.sha256(f"{config.hash} {text}".encode()).hexdigest()[:16]
+
+
 def run_folder(config: TrainConfig, *, cache: Path | None = None) -> Path:
-    """Return the folder of a configuration's checkpoints and metrics."""
-    return (storage.cache_dir() if cache is None else cache) / "runs" / config.hash
+    """Return the folder of a run's checkpoints and metrics."""
+    root = storage.cache_dir() if cache is None else cache
+    return root / "runs" / run_hash(config, cache=cache)
 
 
 def texts_of(config: TrainConfig, *, cache: Path | None = None) -> TokenizedCorpus:
@@ -46,7 +62,10 @@ def trained(config: TrainConfig, *, cache: Path | None = None) -> Transformer:
     """
     found = latest_checkpoint(run_folder(config, cache=cache), config.to_dict())
     if found is None or found.step < config.steps:
-        raise ResidlabError(f"the run {config.hash} has no finished checkpoint in this cache: run it first")
+        raise ResidlabError(
+            "the run is recorded, but its checkpoint is not in this cache: "
+            "train it again with --results naming another file, or name the cache that has it"
+        )
     model = Transformer(config.model)
     load_weights(model, found.model)
     return model.eval()
@@ -88,19 +107,25 @@ def train(
     """
     tokens = texts_of(config, cache=cache)
     looks = {**probes_named(config.probes), **(probes or {})}
-    trainer = Trainer(config, run_folder(config, cache=cache), tokens, fabric=fabric, probes=looks)
-    result = trainer.run()
+    folder = run_folder(config, cache=cache)
+    trainer = Trainer(config, folder, tokens, fabric=fabric, probes=looks)
+    with contextlib.ExitStack() as hold:
+        if trainer.fabric.is_global_zero:  # another process with this run waits, and then finds it finished
+            folder.mkdir(parents=True, exist_ok=True)
+            hold.enter_context(locked(folder / ".lock", f"training {folder.name}"))
+        result = trainer.run()
     every = max(1, math.ceil(len(result.losses) / CURVE_POINTS))
     blocks = [result.losses[start : start + every] for start in range(0, len(result.losses), every)]
     finite = [[value for value in block if math.isfinite(value)] for block in blocks]
     return Record(
         experiment=experiment,
-        hash=config.hash,
+        hash=folder.name,
         config=config.to_dict(),
         seed=config.seed,
         metrics={
-            "bits_per_byte": result.evaluation.bits_per_byte,
-            "nats_per_token": result.evaluation.nats_per_token,
+            "bits_per_byte": _or_none(result.evaluation.bits_per_byte),
+            "nats_per_token": _or_none(result.evaluation.nats_per_token),
+            "diverged": not math.isfinite(result.evaluation.nats_per_token),
             "evaluated_tokens": result.evaluation.tokens,
             "train_loss": [sum(block) / len(block) if block else None for block in finite],
             "train_loss_every": every,
@@ -110,3 +135,8 @@ def train(
             "seconds": result.seconds,
         },
     )
+
+
+def _or_none(value: float) -> float | None:
+    """Return what JSON can hold: a loss that is not finite is none."""
+    return value if math.isfinite(value) else None

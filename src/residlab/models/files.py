@@ -34,6 +34,9 @@ def save_model(model: Transformer, folder: str | os.PathLike[str]) -> None:
         (staging / "config.json").write_text(json.dumps({**config, **model.config.to_dict()}, indent=2) + "\n")
 
 
+_SAVED = frozenset({"config.json", "generation_config.json", "model.safetensors"})
+
+
 @contextmanager
 def replaced_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """Let a block fill an empty folder that, when it ends without an error, takes the place of a model's.
@@ -44,8 +47,12 @@ def replaced_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
         If ``folder`` exists and is no saved model, or cannot be written.
     """
     folder = Path(folder)
-    if folder.exists() and not (folder / "config.json").is_file():
-        raise ResidlabError(f"{folder} exists and is not a saved model: it is left as it is")
+    if folder.exists():
+        inside = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+        if not {"config.json", "model.safetensors"} <= inside or not inside <= _SAVED:
+            other = ", ".join(sorted(inside - _SAVED)[:3])
+            what = f"holds {other}" if other else "is not a saved model"
+            raise ResidlabError(f"{folder} exists and {what}: it is left as it is")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
@@ -53,8 +60,12 @@ def replaced_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
             yield staging
             staging.chmod(0o755)
             if folder.exists():
-                shutil.rmtree(folder)
-            staging.rename(folder)
+                before = staging.with_name(f"{staging.name}-before")
+                folder.rename(before)  # whole until the other has its name
+                staging.rename(folder)
+                shutil.rmtree(before)
+            else:
+                staging.rename(folder)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from residlab.checks import check_booleans, is_real
 from residlab.errors import ResidlabError
 from residlab.models.config import ModelConfig
 from residlab.training.optimizers import OptimizerConfig
@@ -78,19 +79,29 @@ class TrainConfig:
             ("bad_steps", 0),
         ):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
                 raise ResidlabError(f"{name} must be a whole number >= {least}; got {value!r}")
+        named: object = self.corpus
+        if not isinstance(named, str) or not named:
+            raise ResidlabError(f"corpus must be a name or a path; got {self.corpus!r}")
+        check_booleans(self, "compile")
+        if not isinstance(self.model, ModelConfig):
+            raise ResidlabError(f"model must be the options of a model, such as depth and width; got {self.model!r}")
+        if not isinstance(self.optimizer, OptimizerConfig):
+            raise ResidlabError(f"optimizer must be a name or options; got {self.optimizer!r}")
+        if not isinstance(self.schedule, ScheduleConfig | None):
+            raise ResidlabError(f"schedule must be a name or options; got {self.schedule!r}")
         if self.batch % self.accumulation:
             raise ResidlabError(f"accumulation must divide batch = {self.batch}; got {self.accumulation}")
         for name, allowed in (("precision", get_args(Precision)), ("tokenizer", get_args(TokenizerName))):
             if getattr(self, name) not in allowed:
                 raise ResidlabError(f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}")
-        if self.clip is not None and not self.clip > 0:
-            raise ResidlabError(f"clip must be > 0, or null for no limit; got {self.clip!r}")
-        named: object = self.probes  # from a file it may be anything
-        if not isinstance(named, list | tuple) or not all(isinstance(name, str) for name in named):
-            raise ResidlabError(f"probes must be a list of names; got {named!r}")
-        object.__setattr__(self, "probes", tuple(named))
+        if self.clip is not None and (not is_real(self.clip) or self.clip <= 0):
+            raise ResidlabError(f"clip must be a finite number > 0, or null for no limit; got {self.clip!r}")
+        looks: object = self.probes  # from a file it may be anything
+        if not isinstance(looks, list | tuple) or not all(isinstance(name, str) for name in looks):
+            raise ResidlabError(f"probes must be a list of names; got {looks!r}")
+        object.__setattr__(self, "probes", tuple(looks))
         if self.probes and not self.probe_every:
             raise ResidlabError(f"probes {', '.join(self.probes)} need probe_every, the steps between looks")
         if self.schedule is None:
@@ -116,13 +127,17 @@ class TrainConfig:
         """
         values = dict(values)
         names = [field.name for field in dataclasses.fields(cls)]
-        unknown = sorted(set(values) - set(names))
+        unknown = sorted(str(name) for name in set(values) - set(names))
         if unknown:
             raise ResidlabError(f"a training run has no option {', '.join(unknown)}; it has {', '.join(names)}")
         missing = [name for name in ("model", "steps") if name not in values]
         if missing:
             raise ResidlabError(f"a training run needs {', '.join(missing)}")
         parts: dict[str, Any] = {"model": ModelConfig, "optimizer": OptimizerConfig, "schedule": ScheduleConfig}
+        if isinstance(values.get("optimizer"), str):
+            values["optimizer"] = {"kind": values["optimizer"]}
+        if isinstance(values.get("schedule"), str):
+            values["schedule"] = {"kind": values["schedule"], "steps": values["steps"]}
         for name, part in parts.items():
             if isinstance(values.get(name), dict):
                 values[name] = part.from_dict(values[name])
