@@ -132,7 +132,7 @@ def test_an_error_that_nobody_foresaw_stops_no_other(tmp_path, write, monkeypatc
 
     monkeypatch.setattr(sweep_module, "train", broken)
     records = Records(tmp_path / "runs.jsonl")
-    with pytest.raises(ResidlabError, match="1 of 2 runs failed, and have no record: .*MemoryError: too little"):
+    with pytest.raises(ResidlabError, match=r"1 of 2 runs failed, and have no record: .*MemoryError: too little"):
         run_sweep(
             read_sweep(write({"base": dict(BASE), "grid": {"seed": [0, 1]}})),
             records,

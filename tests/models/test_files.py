@@ -54,7 +54,7 @@ def test_a_folder_that_is_not_a_model_is_left_alone(tmp_path):
     assert (tmp_path / "diary.txt").read_text() == "dear"
     save_model(make(), tmp_path / "model")
     (tmp_path / "model" / "notes.txt").write_text("mine")
-    with pytest.raises(ResidlabError, match="exists and holds notes.txt: it is left as it is"):
+    with pytest.raises(ResidlabError, match=r"exists and holds notes.txt: it is left as it is"):
         save_model(make(), tmp_path / "model")
     assert load_model(tmp_path / "model").config == make().config
 
