@@ -410,3 +410,13 @@ def test_the_report_says_what_changed_and_what_stayed(make):
     assert report.sites == {"input_layernorm": "BHyTStar", "pre_feedforward_layernorm": "BHyTStar"}
     assert report.layer_class == "Gemma2DecoderLayer"
     assert "model.layers.0.post_feedforward_layernorm" in report.kept
+
+
+def test_weights_that_are_not_finite_are_named_at_the_door(make, tmp_path):
+    model = make("Llama")
+    swap_norms(model, "bhyt", tokens=16)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[2, 3] = float("nan")
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(ResidlabError, match=r"layers.1.mlp.up_proj.weight holds values that are not finite"):
+        load_swapped(tmp_path / "model")

@@ -164,7 +164,8 @@ def load_swapped(
     Raises
     ------
     ResidlabError
-        If the folder holds no such model or an unknown version of it, is damaged, or its weights do not fit.
+        If the folder holds no such model or an unknown version of it, is damaged, or its weights do not fit or are not
+        finite.
     """
     require("load_swapped", "transformers")
     folder, device = Path(folder), checked_device(device)
@@ -198,6 +199,9 @@ def load_swapped(
     wrong = [f"{what.removesuffix('_keys')}: {min(info[what])}" for what in _WRONG if info[what]]
     if wrong:
         raise ResidlabError(f"the weights in {folder} do not fit its configuration: {', '.join(wrong)}")
+    broken = next((name for name, value in model.state_dict().items() if not torch.isfinite(value).all()), None)
+    if broken is not None:
+        raise ResidlabError(f"{folder}: {broken} holds values that are not finite")
     return cast("PreTrainedModel", model.to(device))
 
 
