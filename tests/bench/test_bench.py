@@ -135,6 +135,7 @@ def command(*arguments):
         (["speed"], "there is no benchmark 'speed'; there are norms, training, generation, scaling, trainer"),
         (["training", "--threads", "0"], "--threads must be >= 1; got 0"),
         (["training", "--json", "nowhere/x.json"], "there is no folder nowhere"),
+        (["training", "--json", "."], "--json . is a folder: name a file"),
     ],
 )
 def test_a_wrong_command_is_one_sentence(arguments, said):

@@ -42,6 +42,7 @@ def test_two_processes_train_as_one(tmp_path, write):
     )
     assert both.returncode == 0, both.stderr
     assert both.stdout == alone.stdout
+    assert both.stderr.count("residlab: 1/1") == 1
     one, two = (latest_checkpoint(run_folder(config, cache=tmp_path / n), config.to_dict()) for n in ("one", "two"))
     assert two.progress["losses"] == pytest.approx(one.progress["losses"], abs=1e-6)
     for name, tensor in one.model.items():

@@ -116,6 +116,7 @@ def test_updates_that_stay_bad_end_training(tmp_path, texts, monkeypatch):
     with pytest.raises(ResidlabError, match=r"step 8: .* the 3th update in a row that is not finite"):
         Trainer(replace(CONFIG, bad_steps=2), tmp_path / "run", texts).run()
     assert [path.name for path in (tmp_path / "run").glob("step-*")] == ["step-000004"]
+    assert [line["step"] for line in lines(tmp_path / "run") if line.get("skipped")] == [6, 7, 8]
 
 
 def test_spikes_are_written_down():

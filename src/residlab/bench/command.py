@@ -40,10 +40,13 @@ def run(args: argparse.Namespace) -> int:
             raise ResidlabError(f"--{name} must be >= 1; got {getattr(args, name)}")
     if args.json and not args.json.parent.is_dir():
         raise ResidlabError(f"--json {args.json}: there is no folder {args.json.parent}")
+    if args.json and args.json.is_dir():
+        raise ResidlabError(f"--json {args.json} is a folder: name a file")
 
     from rich.console import Console
 
     from residlab.bench.timing import machine, threads
+    from residlab.data.cache import write_atomic
 
     console = Console(width=None if sys.stdout.isatty() else 100)
     found: dict[str, Any] = {}
@@ -56,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
             with _progress(suite) as advance:
                 found[suite] = _RUNNERS[suite](args, console, advance)
     if args.json:
-        _write(found, args.json)
+        write_atomic(args.json, (json.dumps(found, indent=2) + "\n").encode())
     return 0
 
 
@@ -140,13 +143,3 @@ def _progress(suite: str) -> Iterator[Callable[[str], None]]:
             status.update(f"{suite}: {name} ({calls} runs)")
 
         yield advance
-
-
-def _write(found: dict[str, Any], file: Path) -> None:
-    temporary = file.with_name(f".{file.name}.part")
-    try:
-        temporary.write_text(json.dumps(found, indent=2) + "\n")
-        temporary.replace(file)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ResidlabError(f"{file} cannot be written: {error}") from error

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from residlab.errors import ResidlabError
 
@@ -49,9 +50,11 @@ def run_one(args: argparse.Namespace) -> int:
     (config,) = sweep.configs
     if not 0 <= args.sample < config.model.context:
         raise ResidlabError(f"--sample must be in [0, {config.model.context}), the context; got {args.sample}")
-    (record,) = run_sweep(sweep, Records(_results(args)), cache=args.cache_dir)
-    if int(os.environ.get("RANK", 0)):
-        return 0  # under torchrun, one process speaks
+    follower = int(os.environ.get("RANK", 0)) > 0  # under torchrun, one process speaks
+    quiet: dict[str, Any] = {"say": lambda line: None} if follower else {}
+    (record,) = run_sweep(sweep, Records(_results(args)), cache=args.cache_dir, **quiet)
+    if follower:
+        return 0
     metrics = record.metrics
     print(f"{record.experiment} {record.hash}: {score(record)} on held-out text")
     print(f"{metrics['parameters']:,} parameters, {metrics['tokens']:,} tokens, {metrics['skipped']} updates skipped")

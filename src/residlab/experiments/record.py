@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import residlab
+from residlab.data.cache import write_atomic
 from residlab.data.locking import locked
 from residlab.errors import ResidlabError
 
@@ -93,10 +94,7 @@ class Records:
             with locked(self.file.with_name(f".{self.file.name}.lock"), f"writing {self.file.name}"):
                 if self.find(record.experiment, record.hash) is not None:
                     return False
-                whole = "".join(f"{each}\n" for each in [*self._lines(), line])
-                temporary = self.file.with_name(f".{self.file.name}.part")
-                temporary.write_text(whole)
-                temporary.replace(self.file)
+                write_atomic(self.file, "".join(f"{each}\n" for each in [*self._lines(), line]).encode())
         except OSError as error:
             raise ResidlabError(f"{self.file} cannot be written: {error}") from error
         return True

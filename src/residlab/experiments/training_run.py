@@ -63,8 +63,8 @@ def trained(config: TrainConfig, *, cache: Path | None = None) -> Transformer:
     found = latest_checkpoint(run_folder(config, cache=cache), config.to_dict())
     if found is None or found.step < config.steps:
         raise ResidlabError(
-            "the run is recorded, but its checkpoint is not in this cache: "
-            "train it again with --results naming another file, or name the cache that has it"
+            f"the run {run_hash(config, cache=cache)} has no finished checkpoint in this cache: train it here, "
+            "or name the cache that has it; one that is recorded is trained again with --results naming another file"
         )
     model = Transformer(config.model)
     load_weights(model, found.model)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from residlab.data.cache import write_atomic
 from residlab.errors import ResidlabError
 from residlab.models.transformer import Transformer
 from residlab.training.batches import Batches
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 Probe = Callable[[nn.Module, Tensor], dict[str, Any]]
 SPIKE_WINDOW = 50
+FLUSH_EVERY = 100
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,7 @@ class Trainer:
                     recent.append(loss)
                 self.metrics.write(line)
                 if bad > config.bad_steps:
+                    self.metrics.flush()
                     raise ResidlabError(
                         f"step {step}: loss {loss} and gradient norm {norm}, the {bad}th update in a row that is not "
                         f"finite; the last checkpoint, if any, is in {self.folder}"
@@ -173,6 +176,7 @@ class Trainer:
         evaluation = self._evaluate(plain, step, write=saved < step or found is None)
         if saved < step:
             self._save(plain, optimizer, step, losses, skipped)
+        self.metrics.flush()
         return TrainingResult(plain, evaluation, tuple(losses), skipped, time.perf_counter() - begin)
 
     def _update(
@@ -292,14 +296,12 @@ class _Metrics:
                 except (ValueError, KeyError, TypeError):  # the line that a crash cut short
                     break
                 kept.append(line)
-        temporary = self.file.with_name(f".{self.file.name}.part")
-        temporary.write_text("".join(f"{line}\n" for line in kept))
-        temporary.replace(self.file)
+        write_atomic(self.file, "".join(f"{line}\n" for line in kept).encode())
 
     def write(self, line: dict[str, Any]) -> None:
         if self.enabled:
             self.pending.append(json.dumps(_finite(line), allow_nan=False))
-            if len(self.pending) >= 100 or len(line) == 2:
+            if len(self.pending) >= FLUSH_EVERY:
                 self.flush()
 
     def flush(self) -> None:
