@@ -61,7 +61,11 @@ def test_a_missing_value_is_named():
         ("bhyt", {"learn_lam": "no"}, "learn_lam must be true or false; got 'no'"),
         ("bhyt", {"averaged": "keys"}, "averaged must be one of context, position, rows"),
         ("bhyt", {"averaged": "position", "tokens": 128}, 'tokens = 128 belongs to averaged = "context"'),
-        ("bhyt", {"refresh": "never"}, 'refresh must be "forward", "frozen" or a number of steps; got "never"'),
+        (
+            "bhyt",
+            {"refresh": "never"},
+            'refresh must be "forward", "frozen", "construction" or a number of steps; got "never"',
+        ),
         ("bhyt", {"refresh": 0}, "refresh must be a whole number >= 1"),
         ("bhyt*", {"refresh": "frozen"}, "norm bhyt\\* has no option refresh"),
         ("rmsnorm", {"p": 0.9}, "norm rmsnorm has no option p"),

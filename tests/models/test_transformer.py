@@ -225,6 +225,18 @@ def test_the_constant_is_measured_after_the_weights_are_drawn():
     assert direct[0] > 0
 
 
+def test_construction_keeps_the_constant_of_weights_that_were_replaced():
+    one, two = make("bhyt", {"refresh": "construction"}), make("bhyt", {"refresh": "construction"})
+    layer = one.layers[0]
+    kept = float(layer.current_constant())
+    # torch makes linear layers uniform in +-1/sqrt(d), of variance 1/(3d): the expected energy is d d d / (3d)^2.
+    assert kept == pytest.approx(one.config.width / 9, rel=0.2)
+    assert float(layer.measured_constant()) != pytest.approx(kept, rel=0.5)
+    one.refresh()
+    one.refresh(7)
+    assert float(layer.current_constant()) == kept == float(two.layers[0].current_constant())
+
+
 @pytest.mark.parametrize(("refresh", "changes"), [("frozen", []), (3, [3, 6]), (1, [1, 2, 3, 4, 5, 6])])
 def test_a_kept_constant_changes_when_its_policy_says(refresh, changes):
     model = make("bhyt", {"refresh": refresh})

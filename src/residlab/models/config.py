@@ -28,7 +28,7 @@ Feedforward = Literal["swiglu", "gelu", "gelu-tanh"]
 Position = Literal["rope", "learned"]
 Initialization = Literal["gpt2", "gpt2-scaled", "orthogonal", "orthogonal-shared-qk"]
 Averaged = Literal["context", "position", "rows"]
-Refresh = Literal["forward", "frozen"] | int
+Refresh = Literal["forward", "frozen", "construction"] | int
 
 # --- Norms: one class of options for each kind
 
@@ -160,7 +160,9 @@ class BHyTOptions(BHyTStarOptions):
         The constant of ``"context"``; by default the model's context.
     refresh
         When ``energy`` follows the weights: ``"forward"``, at every forward; ``"frozen"``, never after the first time;
-        a number n, whenever ``Transformer.refresh(step)`` is called with a multiple of n.
+        a number n, whenever ``Transformer.refresh(step)`` is called with a multiple of n; ``"construction"``, as in the
+        authors' code, never, not even for the initial weights: it is that of the weights which torch gives its linear
+        layers when they are made, uniform in ``+-1/sqrt(fan in)``, and which the initialization then replaces.
     """
 
     kind: ClassVar[str] = "bhyt"
@@ -175,9 +177,11 @@ class BHyTOptions(BHyTStarOptions):
             check_counts(self, "tokens")
             if self.averaged != "context":
                 raise ResidlabError(f'tokens = {self.tokens} belongs to averaged = "context"; got "{self.averaged}"')
-        if self.refresh not in ("forward", "frozen"):
+        if self.refresh not in ("forward", "frozen", "construction"):
             if isinstance(self.refresh, str):
-                raise ResidlabError(f'refresh must be "forward", "frozen" or a number of steps; got "{self.refresh}"')
+                raise ResidlabError(
+                    f'refresh must be "forward", "frozen", "construction" or a number of steps; got "{self.refresh}"'
+                )
             check_counts(self, "refresh")
 
 

@@ -5,7 +5,8 @@
     BHyT                        tensor, a block's first statistic and what the branch adds to it -> tensor
 
 Layer-norm scaling is an `RMSNorm` whose ``scale`` is ``1/sqrt(layer)``, Peri-LN two RMSNorms around a sublayer. BHyT
-keeps nothing between calls: who holds the block passes the statistic on.
+keeps nothing between calls: who holds the block passes the statistic on. Scalars are parameters of shape (1,), as those
+that shard parameters along their first axis ask for.
 """
 
 from typing import Literal, overload
@@ -104,14 +105,14 @@ class DyT(nn.Module):
 
     def __init__(self, width: int, *, alpha: float = 0.5, bias: bool = False) -> None:
         super().__init__()
-        self.alpha = nn.Parameter(torch.tensor(float(alpha)))
+        self.alpha = nn.Parameter(torch.tensor([float(alpha)]))
         self.gamma = nn.Parameter(torch.ones(width))
         self.beta = nn.Parameter(torch.zeros(width)) if bias else None
         self.backend: Backend = "auto"
 
     def forward(self, x: Tensor) -> Tensor:
         """Squash each entry."""
-        return kernels.dyt(x, self.alpha, self.gamma, self.beta, backend=self.backend)
+        return kernels.dyt(x, self.alpha.squeeze(), self.gamma, self.beta, backend=self.backend)
 
     def extra_repr(self) -> str:
         """Name what the printed module shows."""
@@ -135,7 +136,7 @@ class _Bounded(nn.Module):
     ) -> None:
         super().__init__()
         self.gamma = nn.Parameter(torch.ones(width))
-        first = torch.tensor(float(lam))
+        first = torch.tensor([float(lam)])
         if learn_lam:
             self.lam = nn.Parameter(first)
         else:
@@ -178,7 +179,13 @@ class BHyTStar(_Bounded):
     def forward(self, x: Tensor, return_statistic: bool = False) -> Tensor | tuple[Tensor, TokenStatistic]:
         """Bound each token; with ``return_statistic`` also return its spread and mean, (..., 1) each."""
         y, statistic = kernels.bhyt_exact(
-            x, self.gamma, self.lam, kappa=self.kappa, eps=self.eps, centred=self.centred, backend=self.backend
+            x,
+            self.gamma,
+            self.lam.squeeze(),
+            kappa=self.kappa,
+            eps=self.eps,
+            centred=self.centred,
+            backend=self.backend,
         )
         return (y, statistic) if return_statistic else y
 
@@ -205,7 +212,7 @@ class BHyT(_Bounded):
         y, _ = kernels.bhyt_approximate(
             z,
             self.gamma,
-            self.lam,
+            self.lam.squeeze(),
             statistic,
             increment,
             kappa=self.kappa,

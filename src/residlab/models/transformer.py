@@ -113,7 +113,7 @@ class Block(nn.Module):
         assert self.approximation is not None
         return variance_increment(
             self.approximation,
-            self._first_site.lam,
+            self._first_site.lam.squeeze(),
             self.width,
             constant,
             tokens=self.tokens,
@@ -146,10 +146,13 @@ class Transformer(nn.Module):
         learned = config.position == "learned"
         self.position_embedding = nn.Embedding(config.context, config.width) if learned else None
         scaled = isinstance(config.norm, DyTOptions) and config.norm.embedding_scale
-        self.embedding_scale = nn.Parameter(torch.tensor(float(config.width) ** 0.5)) if scaled else None
+        self.embedding_scale = nn.Parameter(torch.tensor([float(config.width) ** 0.5])) if scaled else None
         peri = isinstance(config.norm, PeriLNOptions) and config.norm.embedding_norm
         self.embedding_norm = RMSNorm(config.width, eps=config.norm.eps) if peri else None  # type: ignore[union-attr]
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(1, config.depth + 1))
+        with torch.random.fork_rng(devices=[], enabled=seed is not None):
+            if seed is not None:  # what the layers are made with matters to refresh = "construction"
+                torch.manual_seed(seed)
+            self.blocks = nn.ModuleList(Block(config, layer) for layer in range(1, config.depth + 1))
         self.final_norm = make_norm(config, "final")
         self.output = None if config.tied_embeddings else nn.Linear(config.width, config.vocabulary, bias=False)
         initialize(self, seed)
@@ -252,10 +255,11 @@ class Transformer(nn.Module):
         """Bring the constants that blocks keep up to date with the weights.
 
         With ``step``, only where ``refresh = n`` divides it: a trainer calls it after every step. Without, always.
-        Blocks that measure at every forward keep nothing, and nothing happens.
+        Blocks that measure at every forward keep nothing, and ``"construction"`` keeps its constant for good: nothing
+        happens.
         """
         policy = self.config.norm.refresh if isinstance(self.config.norm, BHyTOptions) else "forward"
-        if policy == "forward" or (step is not None and (policy == "frozen" or step % int(policy))):
+        if policy in ("forward", "construction") or (step is not None and (policy == "frozen" or step % int(policy))):
             return
         for block in self.layers:
             assert block.variance_constant is not None

@@ -183,7 +183,7 @@ class TrainingOptimizer:
         """Return a table of parameters: shape, role, by whom, learning rate (before the factor), decay."""
         rows = [("parameter", "shape", "role", "by", "lr", "decay")]
         for a in self.assignments:
-            shape = "×".join(map(str, a.parameter.shape)) or "scalar"
+            shape = "scalar" if a.parameter.numel() == 1 else "×".join(map(str, a.parameter.shape))
             rows.append((a.name, shape, a.role, a.by, f"{a.lr:g}", f"{a.weight_decay:g}"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

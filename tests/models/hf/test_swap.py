@@ -211,7 +211,10 @@ def test_other_dtypes(make, ids, tmp_path, dtype, kind):
     model.save_pretrained(tmp_path)
     loaded = load_swapped(tmp_path)
     assert {p.dtype for p in loaded.parameters()} == {dtype}
-    assert torch.equal(logits(loaded, ids), logits(model, ids))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    # A matrix product's last bit depends on where in memory its operands begin.
+    torch.testing.assert_close(logits(loaded, ids), logits(model, ids), rtol=0, atol=tolerance / 10)
     assert load_swapped(tmp_path, dtype=torch.float32).dtype == torch.float32
     model.train()
     model(ids, labels=ids).loss.backward()
@@ -355,7 +358,8 @@ def test_another_model_of_the_same_configuration_is_left_alone(make, ids):
         ("bhyt", {"kappa": -1}, "kappa must be a finite number > 0; got -1"),
         ("bhyt", {"tokens": 0}, "tokens must be a whole number >= 1; got 0"),
         ("bhyt", {"averaged": "position", "tokens": 5}, 'tokens = 5 belongs to averaged = "context"'),
-        ("bhyt", {"refresh": "sometimes"}, 'refresh must be "forward", "frozen" or a number'),
+        ("bhyt", {"refresh": "sometimes"}, 'refresh must be "forward", "frozen", "construction" or a number'),
+        ("bhyt", {"refresh": "construction"}, "has no place in a swap"),
         ("dyt", {"alpha_final": 0.3}, "alpha_final has no place in a swap: the final norm stays"),
         ("dyt", {"embedding_scale": True}, "embedding_scale has no place"),
         ("peri-ln", {"embedding_norm": True}, "embedding_norm has no place"),

@@ -55,7 +55,7 @@ class BHyTLayer:
         x: Tensor = hidden_states + h
         increment = variance_increment(
             self.options,
-            self.input_layernorm.lam,
+            self.input_layernorm.lam.squeeze(),
             x.shape[-1],
             self.current_constant(),
             tokens=self.tokens,

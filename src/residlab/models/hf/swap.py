@@ -114,8 +114,8 @@ def swap_norms(hf_model: PreTrainedModel, kind: str, **options: Any) -> SwapRepo
         ``config.residlab``. The constant takes the matrices of values and outputs only, no bias (Qwen2 has some).
         ``averaged="position"`` counts by the ``position_ids`` that transformers makes, up to a sliding window;
         ``averaged="rows"`` needs ``attn_implementation="eager"``. ``refresh="forward"`` is explained, with what escapes
-        it, in `residlab.models.hf.layers.BHyTLayer`; ``refresh=n`` needs `RefreshConstants`. FSDP2 takes no scalar
-        parameter: ``learn_lam=False`` makes lam a buffer.
+        it, in `residlab.models.hf.layers.BHyTLayer`; ``refresh=n`` needs `RefreshConstants`, and ``"construction"``
+        has no meaning for weights that are there already.
 
     Raises
     ------
@@ -254,6 +254,10 @@ def _resolved(kind: str, options: dict[str, Any], hf_model: Any, family: Family)
         )
         raise ResidlabError(f"{kind} does not fit {family.model_name}: {why}")
     if isinstance(chosen, BHyTOptions):
+        if chosen.refresh == "construction":
+            raise ResidlabError(
+                'refresh = "construction" has no place in a swap, which finds weights: "frozen" keeps their constant'
+            )
         if chosen.averaged == "context" and chosen.tokens is None:
             chosen = dataclasses.replace(chosen, tokens=min(hf_model.config.max_position_embeddings, DEFAULT_TOKENS))
         if chosen.averaged == "rows" and hf_model.config._attn_implementation != "eager":
