@@ -1,23 +1,31 @@
 """What a run may look at while it trains: named probes of `residlab.probes` on our models, as plain JSON values.
 
-stream      each normalisation's input: RMS, variance, largest entry, crest factor, excess kurtosis (pooled, per
-            channel, per token), over all tokens, the first of each sequence, and the rest
-weights     each matrix: `residlab.probes.weights.matrix_shape`
-attention   each layer: entropy of the rows, mass on the first token, similarity of the tokens that come in
-bounds      each BHyT site: lam, lam/kappa, largest gain
+stream         each normalisation's input: mean absolute value, RMS, variance, largest entry, crest factor, excess
+               kurtosis (pooled, per channel, per token), over all tokens, the first of each sequence, and the rest
+weights        each matrix: `residlab.probes.weights.matrix_shape`
+attention      each layer: entropy of the rows, mass on the first token, similarity of the tokens that come in
+bounds         each BHyT site: lam, lam/kappa, largest and root mean square gain
+saturation     each site with a tanh: share of its values beyond 0.9 and beyond 0.99
+approximation  each block of BHyT, by position: the second statistic as measured and as approximated
+jacobian       each block: the distance of its Jacobian to the identity, for all tokens, the first, and the rest
+skipping       each block: by how much the loss rises, in nats, when the block is skipped; and the loss
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from residlab.errors import ResidlabError
-from residlab.models.norms import BHyT, BHyTStar
-from residlab.models.transformer import Transformer
-from residlab.probes.activations import modules_matching, observe_inputs
+from residlab.kernels import TokenStatistic
+from residlab.models.norms import BHyT, BHyTStar, DyT
+from residlab.models.transformer import Transformer, next_token_loss
+from residlab.probes.activations import modules_matching, observe_inputs, observe_outputs
 from residlab.probes.attention import mass_on_key, row_entropy, token_similarity
+from residlab.probes.blocks import record_calls
+from residlab.probes.jacobian import jacobian_deviation
 from residlab.probes.kurtosis import crest_factor, excess_kurtosis
 from residlab.probes.stream import TOKEN_CLASSES, StreamProbe
 from residlab.probes.weights import matrices, matrix_shape
@@ -26,6 +34,7 @@ Probe = Callable[[nn.Module, Tensor], dict[str, Any]]
 SITES = r"blocks\.\d+\.(attention|feedforward)_norm|final_norm"
 SEQUENCES = 4
 """How many sequences of a batch the probes of activations look at."""
+JACOBIAN_SEQUENCES, JACOBIAN_PROBES = 2, 2
 
 
 def stream(model: nn.Module, ids: Tensor) -> dict[str, Any]:
@@ -38,6 +47,7 @@ def stream(model: nn.Module, ids: Tensor) -> dict[str, Any]:
             seen = x[..., positions, :]
             if seen.numel():
                 shapes.setdefault(site, {})[name] = {
+                    "mean_abs": float(seen.double().abs().mean()),
                     "crest_factor": float(crest_factor(seen, "pooled")),
                     "kurtosis_by_channel": float(excess_kurtosis(seen, "channel").nanmean()),
                     "kurtosis_by_token": float(excess_kurtosis(seen, "token").nanmean()),
@@ -90,13 +100,105 @@ def bounds(model: nn.Module, ids: Tensor) -> dict[str, Any]:
             "lam": float(module.lam.detach()),
             "ratio": float(module.lam.detach()) / module.kappa,
             "largest_gain": float(module.gamma.detach().abs().max()),
+            "rms_gain": float(module.gamma.detach().double().square().mean().sqrt()),
         }
         for name, module in model.named_modules()
         if isinstance(module, BHyTStar | BHyT)
     }
 
 
-PROBES: dict[str, Probe] = {"stream": stream, "weights": weights, "attention": attention, "bounds": bounds}
+def saturation(model: nn.Module, ids: Tensor) -> dict[str, Any]:
+    """Return the share of each tanh's values beyond 0.9 and 0.99 (arguments beyond 1.472 and 2.647)."""
+    sites = {name: m for name, m in model.named_modules() if isinstance(m, BHyTStar | BHyT | DyT)}
+    found: dict[str, Any] = {}
+
+    def see(site: str, output: Any) -> None:
+        module, y = sites[site], output[0] if isinstance(output, tuple) else output
+        beta = getattr(module, "beta", None)
+        tanh = ((y if beta is None else y - beta) / module.gamma)[..., module.gamma != 0].abs()
+        found[site] = {f"beyond_{bound}": float((tanh > bound).double().mean()) for bound in (0.9, 0.99)}
+
+    with observe_outputs(sites, see):
+        model(ids[:SEQUENCES])
+    return found
+
+
+def approximation(model: nn.Module, ids: Tensor) -> dict[str, Any]:
+    """Return, for each block of BHyT and each range of positions, the second site's statistic and its approximation.
+
+    ``measured`` and ``approximated`` are means over tokens of the variance (mean-free or centred, as the norm is), and
+    ``log_ratio`` the mean of the logarithm of approximated / measured. Positions count from 1 and go by octaves.
+    """
+    assert isinstance(model, Transformer)
+    found: dict[str, Any] = {}
+
+    def see(module: nn.Module, arguments: tuple[Tensor, TokenStatistic, Tensor]) -> None:
+        z, statistic, increment = arguments
+        assert isinstance(module, BHyT)
+        z = z.double()
+        measured = z.var(-1, correction=0) if module.centred else z.square().mean(-1)
+        approximated = (statistic.spread.double() + increment).squeeze(-1).expand_as(measured)
+        log_ratio = (approximated / measured).log()
+        octaves = {}
+        first = 0
+        while first < z.shape[1]:
+            here = slice(first, min(2 * first + 1, z.shape[1]))
+            octaves[f"{here.start + 1}-{here.stop}"] = {
+                "measured": float(measured[:, here].mean()),
+                "approximated": float(approximated[:, here].mean()),
+                "log_ratio": float(log_ratio[:, here].mean()),
+            }
+            first = here.stop
+        found[str(len(found) + 1)] = octaves
+
+    sites = [block.feedforward_norm for block in model.layers if isinstance(block.feedforward_norm, BHyT)]
+    handles = [site.register_forward_pre_hook(see) for site in sites]
+    try:
+        model(ids[:SEQUENCES])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def jacobian(model: nn.Module, ids: Tensor) -> dict[str, Any]:
+    """Return ``||J - I||_F / sqrt(T d)`` of each block's Jacobian, from a few random probes with a fixed seed."""
+    assert isinstance(model, Transformer)
+    with record_calls(modules_matching(model, r"blocks\.\d+")) as calls:
+        model.forward_with_rows(ids[:JACOBIAN_SEQUENCES])  # the explicit path of attention, which has derivatives
+    found = {}
+    generator = torch.Generator().manual_seed(0)
+    for layer, call in enumerate(calls.values(), start=1):
+        deviation = jacobian_deviation(call, call.x, probes=JACOBIAN_PROBES, generator=generator)
+        found[str(layer)] = {name: deviation.tokens(positions).value for name, positions in TOKEN_CLASSES.items()}
+    return found
+
+
+def skipping(model: nn.Module, ids: Tensor) -> dict[str, Any]:
+    """Return the loss on a few sequences, and by how much it rises when a block hands on what it was given."""
+    assert isinstance(model, Transformer)
+    seen = ids[:SEQUENCES]
+    loss = float(next_token_loss(model(seen), seen))
+    rise = {}
+    for layer, block in enumerate(model.layers, start=1):
+        handle = block.register_forward_hook(lambda _, arguments, output: (arguments[0], *output[1:]))
+        try:
+            rise[str(layer)] = float(next_token_loss(model(seen), seen)) - loss
+        finally:
+            handle.remove()
+    return {"loss": loss, "rise": rise}
+
+
+PROBES: dict[str, Probe] = {
+    "stream": stream,
+    "weights": weights,
+    "attention": attention,
+    "bounds": bounds,
+    "saturation": saturation,
+    "approximation": approximation,
+    "jacobian": jacobian,
+    "skipping": skipping,
+}
 
 
 def probes_named(names: Sequence[str]) -> dict[str, Probe]:

@@ -2,10 +2,11 @@
 
 import contextlib
 import hashlib
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from residlab.data import cache as storage
 from residlab.data.locking import locked
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 CURVE_POINTS = 200
+DIGITS = 6
+"""Significant digits of what probes said, in a record."""
 
 
 def run_hash(config: TrainConfig, *, cache: Path | None = None) -> str:
@@ -130,11 +133,32 @@ def train(
             "train_loss": [sum(block) / len(block) if block else None for block in finite],
             "train_loss_every": every,
             "skipped": result.skipped,
+            **_seen(folder / "metrics.jsonl"),
             "parameters": sum(parameter.numel() for parameter in result.model.parameters()),
             "tokens": config.steps * config.batch * config.model.context,
             "seconds": result.seconds,
         },
     )
+
+
+def _seen(metrics: Path) -> dict[str, Any]:
+    """Return what a run wrote down on its way: evaluations, spikes, and its probes' looks, each leaf a list by step."""
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    looks = [line for line in lines if "probes" in line]
+    found: dict[str, Any] = {
+        "evaluations": [[line["step"], line["evaluation"]["bits_per_byte"]] for line in lines if "evaluation" in line],
+        "spikes": [line["step"] for line in lines if line.get("spike")],
+    }
+    if looks:
+        found["looks"] = {"step": [look["step"] for look in looks], **_stacked([look["probes"] for look in looks])}
+    return found
+
+
+def _stacked(looks: list[Any]) -> Any:
+    """Return looks of one shape as one, with a list in the place of each number, rounded to `DIGITS` digits."""
+    if isinstance(looks[0], dict):
+        return {name: _stacked([look[name] for look in looks]) for name in looks[0]}
+    return [float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value for value in looks]
 
 
 def _or_none(value: float) -> float | None:

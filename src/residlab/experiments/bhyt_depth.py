@@ -1,0 +1,235 @@
+"""Does bounding pay? Norms, depth, data and refresh policies, on one small language model of bytes (chapter 5).
+
+The plan, with what it costs on one core of the machine that the records name (one run of 12 layers, 600 steps: about
+4.5 minutes):
+
+    tuning       4 norms x 4 learning rates (more at an edge), seed 100       16 runs and more
+    main         4 norms x 3 seeds at their own best rate, with all probes    12 runs
+    norms        LayerNorm, DyT, BHyT*; one seed                               9 runs
+    refresh      BHyT with other constants; one seed                           5 runs
+    stability    7 norms x 5 rates, 100 steps; one seed                       35 runs of 45 s
+    depth        4 norms at 6, 12, 24, 48 layers, 200 steps; one seed         16 runs of 0.7 to 6 min
+    data         4 norms at a quarter and at three times the tokens; one seed  8 runs of 1 and 13 min
+    scales       RMSNorm and BHyT with initial weights of another size         4 runs
+
+``tuning`` and ``main`` decide; the rest explores, one factor at a time, and says so. Seeds of ``main`` are not that of
+``tuning``, so that no rate was chosen for its luck. Every norm sees the same weights' seed and the same data.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from residlab.errors import ResidlabError
+from residlab.experiments.plans import Found, Stage
+from residlab.models.config import ModelConfig, NormOptions, norm_options
+from residlab.training.config import TrainConfig
+from residlab.training.optimizer_config import OptimizerConfig
+from residlab.training.schedules import ScheduleConfig
+
+NORMS: dict[str, NormOptions] = {
+    "rmsnorm": norm_options("rmsnorm"),
+    "lns": norm_options("lns"),
+    "peri-ln": norm_options("peri-ln"),
+    "bhyt": norm_options("bhyt"),
+    "layernorm": norm_options("layernorm"),
+    "dyt": norm_options("dyt", alpha_attention=1.0, alpha_feedforward=1.0, alpha_final=1.0, embedding_scale=True),
+    "bhyt*": norm_options("bhyt*"),
+}
+"""Each as its authors have it: DyT with the values of its LLaMA experiments at the smallest width they report."""
+MAIN = ("rmsnorm", "lns", "peri-ln", "bhyt")
+OTHERS = ("layernorm", "dyt", "bhyt*")
+TUNING_SEED, SEEDS = 100, (0, 1, 2)
+FIRST_RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+RATE_LIMITS = (1.25e-4, 6.4e-2)
+STABILITY_RATES = (8e-3, 16e-3, 32e-3, 64e-3, 128e-3)
+DEPTH_FACTORS = (0.5, 1, 2, 4)
+PROBES = ("stream", "attention", "bounds", "saturation", "approximation", "jacobian", "skipping")
+CONSTANTS: dict[str, NormOptions] = {
+    "construction": norm_options("bhyt", refresh="construction"),
+    "frozen": norm_options("bhyt", refresh="frozen"),
+    "every 50": norm_options("bhyt", refresh=50),
+    "position": norm_options("bhyt", averaged="position"),
+    "rows": norm_options("bhyt", averaged="rows"),
+}
+"""BHyT with a constant other than that of the weights at every forward; ``construction`` is the authors' code."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a profile trains."""
+
+    depth: int
+    width: int
+    heads: int
+    context: int
+    batch: int
+    steps: int
+    short: int
+    """Steps of the stages ``stability`` (this many) and ``depth`` (twice)."""
+    precision: str = "float32"
+    evaluation_tokens: int = 65_536
+
+
+PROFILES: dict[str, Size] = {
+    "smoke": Size(depth=3, width=32, heads=2, context=32, batch=4, steps=12, short=5, evaluation_tokens=512),
+    "cpu": Size(depth=12, width=128, heads=4, context=128, batch=8, steps=600, short=100),
+    "gpu": Size(
+        depth=24, width=512, heads=8, context=512, batch=64, steps=3000, short=300, precision="bfloat16",
+        evaluation_tokens=524_288,
+    ),
+}  # fmt: skip
+
+
+def config(profile: str, norm: NormOptions, lr: float, seed: int, **changes: Any) -> TrainConfig:
+    """Return a run of a profile; ``changes`` are fields of the model or of the run."""
+    if profile not in PROFILES:
+        raise ResidlabError(f"profile must be one of {', '.join(PROFILES)}; got {profile!r}")
+    size = PROFILES[profile]
+    model = {
+        "depth": size.depth,
+        "width": size.width,
+        "heads": size.heads,
+        "vocabulary": 257,
+        "context": size.context,
+        "norm": norm,
+    }
+    run: dict[str, Any] = {
+        "steps": size.steps,
+        "batch": size.batch,
+        "seed": seed,
+        "optimizer": OptimizerConfig(kind="adamw", lr=lr, weight_decay=0.1),
+        "precision": size.precision,
+        "evaluation_tokens": size.evaluation_tokens,
+    }
+    fields = {field.name for field in dataclasses.fields(ModelConfig)}
+    for name, value in changes.items():
+        (model if name in fields else run)[name] = value
+    return TrainConfig(model=ModelConfig(**model), **run)
+
+
+def best_rates(found: Found) -> dict[str, float]:
+    """Return each main norm's learning rate with the lowest loss in ``tuning``.
+
+    Raises
+    ------
+    ResidlabError
+        If ``tuning`` has no records of a norm.
+    """
+    best = {}
+    for kind in MAIN:
+        scores = _scores(found, kind)
+        if not scores:
+            raise ResidlabError(f"no record of tuning {kind}: run the stage tuning first")
+        best[kind] = min(scores, key=lambda rate: scores[rate])
+    return best
+
+
+def _scores(found: Found, kind: str) -> dict[float, float]:
+    """Return learning rate -> bits per byte in ``tuning``; a run that diverged scores infinity."""
+    scores = {}
+    for record in found.stage("tuning"):
+        if record.config["model"]["norm"]["kind"] == kind:
+            bits = record.metrics["bits_per_byte"]
+            scores[record.config["optimizer"]["lr"]] = float("inf") if bits is None else bits
+    return scores
+
+
+def _rate(found: Found, kind: str) -> float:
+    """Return the rate at which a norm runs in the exploring stages: its own, or that of its nearest kin."""
+    return best_rates(found)[{"layernorm": "rmsnorm", "dyt": "rmsnorm", "bhyt*": "bhyt"}.get(kind, kind)]
+
+
+def _tuning(profile: str, found: Found) -> list[TrainConfig]:
+    runs = []
+    for kind in MAIN:
+        rates, scores = set(FIRST_RATES), _scores(found, kind)
+        while rates <= set(scores):  # while the best one lies at an edge, the grid goes on
+            best = min(rates, key=lambda rate: scores[rate])
+            beyond = best * 2 if best == max(rates) else best / 2 if best == min(rates) else None
+            if beyond is None or not RATE_LIMITS[0] <= beyond <= RATE_LIMITS[1]:
+                break
+            rates.add(beyond)
+        runs += [config(profile, NORMS[kind], rate, TUNING_SEED) for rate in sorted(rates)]
+    return runs
+
+
+def _main(profile: str, found: Found) -> list[TrainConfig]:
+    rates, size = best_rates(found), PROFILES[profile]
+    every = max(1, size.steps // 12)
+    return [
+        config(
+            profile, NORMS[kind], rates[kind], seed,
+            probes=PROBES, probe_every=every, evaluate_every=4 * every, checkpoint_every=2 * every,
+        )
+        for seed in SEEDS
+        for kind in MAIN
+    ]  # fmt: skip
+
+
+def _norms(profile: str, found: Found) -> list[TrainConfig]:
+    return [
+        config(profile, NORMS[kind], factor * _rate(found, kind), SEEDS[0], probes=PROBES, probe_every=every)
+        for every in [max(1, PROFILES[profile].steps // 12)]
+        for kind in OTHERS
+        for factor in (1, 0.5, 2)
+    ]
+
+
+def _refresh(profile: str, found: Found) -> list[TrainConfig]:
+    return [config(profile, norm, _rate(found, "bhyt"), SEEDS[0]) for norm in CONSTANTS.values()]
+
+
+def _stability(profile: str, found: Found) -> list[TrainConfig]:
+    short = PROFILES[profile].short
+    constant = ScheduleConfig(kind="constant", steps=short, warmup=max(1, short // 10))
+    return [
+        config(
+            profile, norm, rate, SEEDS[0],
+            steps=short, schedule=constant, bad_steps=short, probes=("stream",), probe_every=max(1, short // 5),
+        )
+        for rate in STABILITY_RATES
+        for norm in NORMS.values()
+    ]  # fmt: skip
+
+
+def _depth(profile: str, found: Found) -> list[TrainConfig]:
+    size = PROFILES[profile]
+    steps = 2 * size.short
+    return [
+        config(
+            profile, NORMS[kind], _rate(found, kind), SEEDS[0],
+            depth=int(factor * size.depth), steps=steps, probes=("stream", "jacobian", "skipping"), probe_every=steps,
+        )
+        for factor in DEPTH_FACTORS
+        for kind in MAIN
+    ]  # fmt: skip
+
+
+def _data(profile: str, found: Found) -> list[TrainConfig]:
+    steps = PROFILES[profile].steps
+    return [
+        config(profile, NORMS[kind], _rate(found, kind), SEEDS[0], steps=budget)
+        for budget in (max(1, steps // 4), 3 * steps)
+        for kind in MAIN
+    ]
+
+
+def _scales(profile: str, found: Found) -> list[TrainConfig]:
+    return [
+        config(profile, NORMS[kind], _rate(found, kind), SEEDS[0], init_std=std)
+        for std in (0.06, 0.1)
+        for kind in ("rmsnorm", "bhyt")
+    ]
+
+
+STAGES = (
+    Stage("tuning", "a learning rate for each norm", _tuning),
+    Stage("main", "the comparison: norms at their own rate, three seeds, probed", _main),
+    Stage("norms", "the other norms, one seed", _norms),
+    Stage("refresh", "BHyT with other constants, one seed", _refresh),
+    Stage("stability", "how large a learning rate each norm survives, one seed", _stability),
+    Stage("depth", "6 to 48 layers, one seed", _depth),
+    Stage("data", "less and more text, one seed", _data),
+    Stage("scales", "larger initial weights, one seed", _scales),
+)
