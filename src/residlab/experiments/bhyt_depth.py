@@ -86,7 +86,7 @@ def config(profile: str, norm: NormOptions, lr: float, seed: int, **changes: Any
     if profile not in PROFILES:
         raise ResidlabError(f"profile must be one of {', '.join(PROFILES)}; got {profile!r}")
     size = PROFILES[profile]
-    model = {
+    model: dict[str, Any] = {
         "depth": size.depth,
         "width": size.width,
         "heads": size.heads,
