@@ -12,6 +12,8 @@ from residlab.experiments.sweep import read_sweep, run_sweep
 from residlab.experiments.training_run import run_folder, trained
 from residlab.models.config import ModelConfig, norm_options
 from residlab.models.transformer import Transformer, next_token_loss
+from residlab.probes.activations import observe_inputs
+from residlab.probes.blocks import record_calls
 
 BASE = {
     "model": {"depth": 2, "width": 16, "heads": 2, "vocabulary": 257, "context": 16, "norm": "bhyt"},
@@ -41,7 +43,12 @@ def test_bounds_are_those_of_the_configuration():
     model, ids = make(lam_attention=3.0, lam_feedforward=1.5, kappa=5.0)
     found = PROBES["bounds"](model, ids)
     assert len(found) == 6
-    assert found["blocks.0.attention_norm"] == {"lam": 3.0, "ratio": 0.6, "largest_gain": 1.0}
+    assert found["blocks.0.attention_norm"] == {
+        "lam": 3.0,
+        "ratio": 0.6,
+        "largest_gain": 1.0,
+        "rms_gain": 1.0,
+    }
     assert found["blocks.2.feedforward_norm"]["ratio"] == pytest.approx(0.3)
     assert PROBES["bounds"](*make("rmsnorm")) == {}
 
@@ -56,6 +63,78 @@ def test_attention_and_weights_of_every_layer():
     uniform = sum(torch.log(torch.arange(1.0, 21))) / 20
     assert found["1"]["entropy"] == pytest.approx(float(uniform), rel=1e-3)
     assert len(shapes) == 3 * 7
+
+
+def test_saturation_counts_the_values_of_each_tanh():
+    model, ids = make("bhyt*", lam_attention=40.0)  # |x| > 0.37 RMS makes an argument beyond 1.472
+    with torch.no_grad():
+        found = PROBES["saturation"](model, ids)
+        x = model.embedding.weight[ids[:4]].double()
+    argument = (4 * x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()).abs()
+    assert found["blocks.0.attention_norm"]["beyond_0.9"] == pytest.approx(float((argument > 1.4722).double().mean()))
+    assert found["blocks.0.attention_norm"]["beyond_0.99"] == pytest.approx(float((argument > 2.6467).double().mean()))
+    assert found["blocks.2.feedforward_norm"]["beyond_0.9"] == 0
+    assert len(found) == 6
+    model, ids = make("dyt", bias=True)
+    with torch.no_grad():
+        model.final_norm.beta.fill_(5.0)  # which is no saturation
+        model.final_norm.gamma[0] = 0.0  # nor has a value
+        assert PROBES["saturation"](model, ids)["final_norm"] == {"beyond_0.9": 0.0, "beyond_0.99": 0.0}
+    assert PROBES["saturation"](*make("rmsnorm")) == {}
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_the_approximation_beside_what_is_measured(centred):
+    model, ids = make("bhyt", centred=centred, averaged="position", kappa=5.0)
+    with torch.no_grad():
+        for block in model.layers:
+            block.attention.W_O.weight.mul_(20)
+        found = PROBES["approximation"](model, ids)
+        seen = {}
+        sites = {str(n): block.feedforward_norm for n, block in enumerate(model.layers, start=1)}
+        with observe_inputs(sites, seen.__setitem__):
+            model(ids[:4])
+        z, x = seen["1"].double(), model.embedding.weight[ids[:4]].double()
+    size = (lambda y: y.var(-1, correction=0)) if centred else (lambda y: y.square().mean(-1))
+    here = found["1"]["4-7"]
+    assert list(found["1"]) == ["1-1", "2-3", "4-7", "8-15", "16-20"]
+    assert here["measured"] == pytest.approx(float(size(z)[:, 3:7].mean()))
+    energy = float(model.layers[0].measured_constant())
+    added = energy * (2.0 / 5.0) ** 2 / 32 / torch.arange(4, 8).double()
+    approximated = size(x)[:, 3:7] + added
+    assert here["approximated"] == pytest.approx(float(approximated.mean()), rel=1e-5)
+    assert here["log_ratio"] == pytest.approx(float((approximated / size(z)[:, 3:7]).log().mean()), abs=1e-5)
+    assert PROBES["approximation"](*make("bhyt*")) == {}
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm", "peri-ln", "lns", "dyt", "bhyt*", "bhyt"])
+def test_blocks_that_do_nothing(norm):
+    model, ids = make(norm)
+    with torch.no_grad():
+        block = model.layers[1]
+        block.attention.W_O.weight.zero_()
+        block.feedforward.W_down.weight.zero_()
+        model.layers[0].attention.W_O.weight.mul_(100)
+        deviations, skips = PROBES["jacobian"](model, ids), PROBES["skipping"](model, ids)
+    assert deviations["2"] == {"all": 0.0, "first": 0.0, "rest": 0.0}
+    assert deviations["1"]["all"] > 0
+    assert skips["rise"]["2"] == 0.0
+    assert skips["rise"]["1"] != 0.0
+    assert skips["loss"] == pytest.approx(float(next_token_loss(model(ids[:4]), ids[:4]).detach()))
+
+
+def test_jacobians_of_blocks_are_those_that_autograd_forms():
+    model, ids = make("bhyt*")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+        found = PROBES["jacobian"](model, ids[:1])
+    block, x = model.layers[0], model.embedding.weight.detach()[ids[:1]]
+    with torch.no_grad(), record_calls({"1": block}) as calls:
+        model.forward_with_rows(ids[:1])
+    whole = torch.autograd.functional.jacobian(calls["1"], x).reshape(x.numel(), x.numel()).double()
+    exact = float((whole - torch.eye(x.numel())).norm() / x.numel() ** 0.5)
+    assert found["1"]["all"] == pytest.approx(exact, rel=0.15)
 
 
 def test_a_run_writes_what_its_probes_say_and_is_the_same_run(tmp_path, write):

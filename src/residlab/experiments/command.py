@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from residlab.errors import ResidlabError
+from residlab.experiments.named import add_named_arguments, check_not_named, is_named, run_named
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``residlab run``."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="YAML: experiment and base, a training run's options")
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="YAML: experiment and base, a training run's options; or a name, below"
+    )
     _add_common(parser)
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="print a text of N tokens from the model")
+    add_named_arguments(parser)
 
 
 def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +48,9 @@ def run_one(args: argparse.Namespace) -> int:
     from residlab.experiments.sweep import read_sweep, run_sweep, score
     from residlab.experiments.training_run import sampled
 
+    if is_named(args.file) and not args.file.exists():
+        return run_named(args)
+    check_not_named(args)
     sweep = read_sweep(args.file)
     if len(sweep.configs) != 1:
         raise ResidlabError(f"{args.file} describes {len(sweep.configs)} runs: residlab sweep runs them")

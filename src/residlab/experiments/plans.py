@@ -4,17 +4,20 @@
 recorded is not run again, and one that was ended half-way goes on.
 """
 
+from __future__ import annotations
+
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from residlab.errors import ResidlabError
-from residlab.experiments.record import Record, Records
-from residlab.experiments.sweep import Sweep, run_sweep
-from residlab.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from residlab.experiments.record import Record, Records
+    from residlab.training.config import TrainConfig
 
 EXPERIMENTS: Mapping[str, str] = MappingProxyType({"bhyt-depth": "residlab.experiments.bhyt_depth"})
 """Name -> the module that has its ``STAGES``."""
@@ -37,7 +40,7 @@ class Stage:
 
     name: str
     purpose: str
-    configs: Callable[[str, "Found"], list[TrainConfig]]
+    configs: Callable[[str, Found], list[TrainConfig]]
 
 
 class Found:
@@ -88,6 +91,8 @@ def run_experiment(
     ResidlabError
         If a name is unknown, or as `run_sweep`.
     """
+    from residlab.experiments.sweep import Sweep, run_sweep
+
     known = stages_of(experiment)
     unknown = sorted(set(stages) - {stage.name for stage in known})
     if unknown:

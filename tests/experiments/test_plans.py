@@ -1,0 +1,152 @@
+"""Named experiments: their plans, stages that build on earlier ones, and the command."""
+
+import json
+
+import pytest
+
+from residlab.cli import main
+from residlab.errors import ResidlabError
+from residlab.experiments import bhyt_depth, plans
+from residlab.experiments.plans import EXPERIMENTS, Found, results_file, run_experiment, stages_of
+from residlab.experiments.record import Record, Records
+from residlab.training.config import TrainConfig
+
+
+def record(experiment, config, bits):
+    return Record(experiment, config.hash, config.to_dict(), config.seed, {"bits_per_byte": bits})
+
+
+def tuned(tmp_path, score):
+    """Return records of ``tuning`` in which ``score(kind, lr)`` came out, as many as it asked for."""
+    records = Records(tmp_path / "runs.jsonl")
+    found = Found("bhyt-depth", records)
+    stage = stages_of("bhyt-depth")[0]
+    for _ in range(20):
+        waiting = [c for c in stage.configs("cpu", found) if not records.find("bhyt-depth/tuning", c.hash)]
+        if not waiting:
+            return found
+        for config in waiting:
+            records.add(record("bhyt-depth/tuning", config, score(config.model.norm.kind, config.optimizer.lr)))
+    raise AssertionError("tuning asks for ever more")
+
+
+def test_the_grid_goes_on_until_the_best_rate_is_inside(tmp_path):
+    optimum = {"rmsnorm": 4e-3, "lns": 32e-3, "peri-ln": 0.5e-3, "bhyt": 8e-3}
+    found = tuned(tmp_path, lambda kind, lr: abs(lr / optimum[kind] - 1))
+    assert bhyt_depth.best_rates(found) == optimum
+    rates = {kind: set() for kind in optimum}
+    for run in found.stage("tuning"):
+        rates[run.config["model"]["norm"]["kind"]].add(run.config["optimizer"]["lr"])
+    common = {1e-3, 2e-3, 4e-3, 8e-3}
+    assert rates == {
+        "rmsnorm": common,
+        "lns": common | {16e-3, 32e-3, 64e-3},
+        "peri-ln": common | {0.5e-3, 0.25e-3},
+        "bhyt": common | {16e-3},
+    }
+
+
+def test_a_diverged_run_is_the_worst_and_the_grid_has_limits(tmp_path):
+    found = tuned(tmp_path, lambda kind, lr: None if kind == "bhyt" and lr > 1e-3 else lr)
+    assert set(bhyt_depth.best_rates(found).values()) == {1.25e-4}
+
+
+def test_main_waits_for_tuning(tmp_path):
+    empty = Found("bhyt-depth", Records(tmp_path / "none.jsonl"))
+    with pytest.raises(ResidlabError, match="no record of tuning rmsnorm: run the stage tuning first"):
+        stages_of("bhyt-depth")[1].configs("cpu", empty)
+
+
+def test_every_stage_is_as_the_plan_says(tmp_path):
+    found = tuned(tmp_path, lambda kind, lr: lr)
+    runs = {stage.name: stage.configs("cpu", found) for stage in stages_of("bhyt-depth")}
+    counts = {name: len({config.hash for config in configs}) for name, configs in runs.items()}
+    counts.pop("tuning")
+    assert counts == {"main": 12, "norms": 9, "refresh": 5, "stability": 35, "depth": 16, "data": 8, "scales": 4}
+    assert {config.seed for config in runs["tuning"]}.isdisjoint(config.seed for config in runs["main"])
+    # What is compared differs in nothing but what it is compared by.
+    for config in runs["main"]:
+        plain = {**config.to_dict(), "seed": 0, "optimizer": None, "model": {**config.model.to_dict(), "norm": None}}
+        first = runs["main"][0]
+        assert plain == {**first.to_dict(), "optimizer": None, "model": {**first.model.to_dict(), "norm": None}}
+    assert {config.model.depth for config in runs["depth"]} == {6, 12, 24, 48}
+
+
+@pytest.mark.parametrize("profile", list(bhyt_depth.PROFILES))
+def test_every_profile_makes_valid_runs(profile, tmp_path):
+    for kind, norm in bhyt_depth.NORMS.items():
+        made = bhyt_depth.config(profile, norm, 1e-3, 0)
+        assert isinstance(made, TrainConfig)
+        assert made.model.norm.kind == kind
+    with pytest.raises(ResidlabError, match="profile must be one of smoke, cpu, gpu; got 'tpu'"):
+        bhyt_depth.config("tpu", norm, 1e-3, 0)
+
+
+def test_unknown_names(tmp_path):
+    records = Records(tmp_path / "runs.jsonl")
+    with pytest.raises(ResidlabError, match="experiment must be one of .*; got 'bhyt'"):
+        stages_of("bhyt")
+    with pytest.raises(ResidlabError, match="has no stage tunning; it has tuning, main"):
+        next(run_experiment("bhyt-depth", records, profile="smoke", stages=("tunning",)))
+
+
+def test_all_experiments_have_stages_with_names_of_their_own():
+    for experiment in EXPERIMENTS:
+        names = [stage.name for stage in stages_of(experiment)]
+        assert len(names) == len(set(names))
+        assert all(stage.purpose for stage in stages_of(experiment))
+
+
+@pytest.fixture
+def tiny(monkeypatch, text):
+    """Make the experiment small: one norm, the test's text, runs of a second."""
+    monkeypatch.setattr(bhyt_depth, "MAIN", ("rmsnorm", "bhyt"))
+    size = bhyt_depth.Size(depth=1, width=16, heads=2, context=16, batch=2, steps=4, short=2, evaluation_tokens=64)
+    monkeypatch.setitem(bhyt_depth.PROFILES, "smoke", size)
+    whole = bhyt_depth.config
+    monkeypatch.setattr(bhyt_depth, "config", lambda *a, **k: whole(*a, corpus=str(text), **k))
+
+
+def test_the_command_runs_what_is_missing_and_nothing_twice(tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bhyt_depth, "RATE_LIMITS", (1e-3, 8e-3))
+    file = tmp_path / "out.jsonl"
+    options = ["--profile", "smoke", "--results", str(file), "--cache-dir", str(tmp_path / "cache")]
+    assert main(["run", "bhyt-depth", "--stage", "tuning", "--stage", "main", *options]) == 0
+    said = capsys.readouterr()
+    assert said.out.count("tuning ") == 8
+    assert said.out.count("main ") == 6
+    lines = file.read_text().splitlines()
+    assert len(lines) == 14
+    assert main(["run", "bhyt-depth", "--stage", "main", *options]) == 0
+    assert file.read_text().splitlines() == lines
+    assert main(["run", "bhyt-depth", "--list", *options]) == 0
+    assert "main         6 recorded" in capsys.readouterr().out
+    looks = next(json.loads(line) for line in lines if "/main" in line and '"bhyt"' in line)["metrics"]["looks"]
+    assert looks["step"] == [1, 2, 3, 4]
+    profile = looks["stream"]["final_norm"]["all"]["mean_abs"]
+    assert len(profile) == 4
+    assert all(value > 0 for value in profile)
+    assert len(looks["approximation"]["1"]["8-15"]["log_ratio"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["bhyt-depth", "--jobs", "0"], "--jobs must be >= 1; got 0"),
+        (["bhyt-depth", "--jobs", "2", "--scheduler", "tcp://a:1"], "give one of them"),
+        (["bhyt-depth", "--sample", "5"], "--sample is for a file that describes one run"),
+        (["bhyt-depth", "--stage", "none", "--results", "x.jsonl"], "has no stage none"),
+        (["nothing.yml", "--profile", "cpu"], "--profile belongs to the experiments"),
+        (["bhyt-depth", "--results", "no/such/x.jsonl"], "there is no folder no"),
+    ],
+)
+def test_slips(arguments, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", *arguments]) == 1
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_records_go(tmp_path):
+    assert results_file("bhyt-depth", "gpu", tmp_path) == tmp_path / "results" / "bhyt-depth-gpu.jsonl"
+    assert plans.Found("none", Records(tmp_path / "none")).stage("main") == []
