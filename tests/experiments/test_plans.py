@@ -62,7 +62,16 @@ def test_every_stage_is_as_the_plan_says(tmp_path):
     runs = {stage.name: stage.configs("cpu", found) for stage in stages_of("bhyt-depth")}
     counts = {name: len({config.hash for config in configs}) for name, configs in runs.items()}
     counts.pop("tuning")
-    assert counts == {"main": 12, "norms": 9, "refresh": 5, "stability": 35, "depth": 16, "data": 8, "scales": 4}
+    assert counts == {
+        "main": 12,
+        "exact": 3,
+        "depth": 16,
+        "norms": 8,
+        "refresh": 5,
+        "stability": 35,
+        "data": 8,
+        "scales": 4,
+    }
     assert {config.seed for config in runs["tuning"]}.isdisjoint(config.seed for config in runs["main"])
     # What is compared differs in nothing but what it is compared by.
     for config in runs["main"]:
@@ -84,7 +93,7 @@ def test_every_profile_makes_valid_runs(profile, tmp_path):
 
 def test_unknown_names(tmp_path):
     records = Records(tmp_path / "runs.jsonl")
-    with pytest.raises(ResidlabError, match="experiment must be one of .*; got 'bhyt'"):
+    with pytest.raises(ResidlabError, match=r"experiment must be one of .*; got 'bhyt'"):
         stages_of("bhyt")
     with pytest.raises(ResidlabError, match="has no stage tunning; it has tuning, main"):
         next(run_experiment("bhyt-depth", records, profile="smoke", stages=("tunning",)))

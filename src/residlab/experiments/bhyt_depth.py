@@ -1,18 +1,19 @@
 """Does bounding pay? Norms, depth, data and refresh policies, on one small language model of bytes (chapter 5).
 
-The plan, with what it costs on one core of the machine that the records name (one run of 12 layers, 600 steps: about
-4.5 minutes):
+The plan, with what it costs on one core of the machine that the records name (one run of 12 layers, 400 steps: about 3
+minutes):
 
     tuning       4 norms x 4 learning rates (more at an edge), seed 100       16 runs and more
     main         4 norms x 3 seeds at their own best rate, with all probes    12 runs
-    norms        LayerNorm, DyT, BHyT*; one seed                               9 runs
+    exact        BHyT* x 3 seeds at BHyT's rate                                3 runs
+    depth        4 norms at 6, 12, 24, 48 layers, 120 steps; one seed         16 runs of 0.4 to 4 min
+    norms        LayerNorm, DyT, BHyT*; one seed                               8 runs
     refresh      BHyT with other constants; one seed                           5 runs
-    stability    7 norms x 5 rates, 100 steps; one seed                       35 runs of 45 s
-    depth        4 norms at 6, 12, 24, 48 layers, 200 steps; one seed         16 runs of 0.7 to 6 min
-    data         4 norms at a quarter and at three times the tokens; one seed  8 runs of 1 and 13 min
+    stability    7 norms x 5 rates, 60 steps; one seed                        35 runs of 30 s
+    data         4 norms at a quarter and at four times the tokens; one seed   8 runs of 0.7 and 12 min
     scales       RMSNorm and BHyT with initial weights of another size         4 runs
 
-``tuning`` and ``main`` decide; the rest explores, one factor at a time, and says so. Seeds of ``main`` are not that of
+``tuning``, ``main`` and ``exact`` decide; the rest explores, one factor at a time, and says so. Seeds of ``main`` are not that of
 ``tuning``, so that no rate was chosen for its luck. Every norm sees the same weights' seed and the same data.
 """
 
@@ -66,14 +67,14 @@ class Size:
     batch: int
     steps: int
     short: int
-    """Steps of the stages ``stability`` (this many) and ``depth`` (twice)."""
+    """Steps of the stage ``stability``; ``depth`` takes twice as many."""
     precision: str = "float32"
     evaluation_tokens: int = 65_536
 
 
 PROFILES: dict[str, Size] = {
-    "smoke": Size(depth=3, width=32, heads=2, context=32, batch=4, steps=12, short=5, evaluation_tokens=512),
-    "cpu": Size(depth=12, width=128, heads=4, context=128, batch=8, steps=600, short=100),
+    "smoke": Size(depth=3, width=32, heads=2, context=32, batch=4, steps=12, short=4, evaluation_tokens=512),
+    "cpu": Size(depth=12, width=128, heads=4, context=128, batch=8, steps=400, short=60),
     "gpu": Size(
         depth=24, width=512, heads=8, context=512, batch=64, steps=3000, short=300, precision="bfloat16",
         evaluation_tokens=524_288,
@@ -155,25 +156,27 @@ def _tuning(profile: str, found: Found) -> list[TrainConfig]:
 
 
 def _main(profile: str, found: Found) -> list[TrainConfig]:
-    rates, size = best_rates(found), PROFILES[profile]
-    every = max(1, size.steps // 12)
-    return [
-        config(
-            profile, NORMS[kind], rates[kind], seed,
-            probes=PROBES, probe_every=every, evaluate_every=4 * every, checkpoint_every=2 * every,
-        )
-        for seed in SEEDS
-        for kind in MAIN
-    ]  # fmt: skip
+    rates = best_rates(found)
+    return [_probed(profile, kind, rates[kind], seed) for seed in SEEDS for kind in MAIN]
+
+
+def _exact(profile: str, found: Found) -> list[TrainConfig]:
+    return [_probed(profile, "bhyt*", _rate(found, "bhyt*"), seed) for seed in SEEDS]
 
 
 def _norms(profile: str, found: Found) -> list[TrainConfig]:
+    factors = {"layernorm": (1, 0.5, 2), "dyt": (1, 0.5, 2), "bhyt*": (0.5, 2)}  # BHyT* at BHyT's own is in ``exact``
     return [
-        config(profile, NORMS[kind], factor * _rate(found, kind), SEEDS[0], probes=PROBES, probe_every=every)
-        for every in [max(1, PROFILES[profile].steps // 12)]
-        for kind in OTHERS
-        for factor in (1, 0.5, 2)
+        _probed(profile, kind, factor * _rate(found, kind), SEEDS[0]) for kind in OTHERS for factor in factors[kind]
     ]
+
+
+def _probed(profile: str, kind: str, rate: float, seed: int) -> TrainConfig:
+    every = max(1, PROFILES[profile].steps // 12)
+    return config(
+        profile, NORMS[kind], rate, seed,
+        probes=PROBES, probe_every=every, evaluate_every=4 * every, checkpoint_every=2 * every,
+    )  # fmt: skip
 
 
 def _refresh(profile: str, found: Found) -> list[TrainConfig]:
@@ -199,7 +202,7 @@ def _depth(profile: str, found: Found) -> list[TrainConfig]:
     return [
         config(
             profile, NORMS[kind], _rate(found, kind), SEEDS[0],
-            depth=int(factor * size.depth), steps=steps, probes=("stream", "jacobian", "skipping"), probe_every=steps,
+            depth=int(factor * size.depth), steps=steps, probes=("stream", "jacobian", "skipping"), probe_every=max(1, steps // 4),
         )
         for factor in DEPTH_FACTORS
         for kind in MAIN
@@ -210,7 +213,7 @@ def _data(profile: str, found: Found) -> list[TrainConfig]:
     steps = PROFILES[profile].steps
     return [
         config(profile, NORMS[kind], _rate(found, kind), SEEDS[0], steps=budget)
-        for budget in (max(1, steps // 4), 3 * steps)
+        for budget in (max(1, steps // 4), 4 * steps)
         for kind in MAIN
     ]
 
@@ -226,10 +229,11 @@ def _scales(profile: str, found: Found) -> list[TrainConfig]:
 STAGES = (
     Stage("tuning", "a learning rate for each norm", _tuning),
     Stage("main", "the comparison: norms at their own rate, three seeds, probed", _main),
+    Stage("exact", "BHyT*, three seeds, to compare the approximation with", _exact),
+    Stage("depth", "6 to 48 layers, one seed", _depth),
     Stage("norms", "the other norms, one seed", _norms),
     Stage("refresh", "BHyT with other constants, one seed", _refresh),
     Stage("stability", "how large a learning rate each norm survives, one seed", _stability),
-    Stage("depth", "6 to 48 layers, one seed", _depth),
     Stage("data", "less and more text, one seed", _data),
     Stage("scales", "larger initial weights, one seed", _scales),
 )
