@@ -65,11 +65,13 @@ def test_every_stage_is_as_the_plan_says(tmp_path):
     assert counts == {
         "main": 12,
         "exact": 3,
+        "control": 3,
         "depth": 16,
         "norms": 8,
         "refresh": 5,
         "stability": 35,
         "data": 8,
+        "spike": 2,
         "scales": 4,
     }
     assert {config.seed for config in runs["tuning"]}.isdisjoint(config.seed for config in runs["main"])

@@ -39,6 +39,15 @@ def test_the_stream_begins_as_the_embedding():
     assert first["rest"]["crest_factor"] == pytest.approx(float(x[:, 1:].abs().max() / x[:, 1:].square().mean().sqrt()))
 
 
+def test_the_profile_is_part_of_the_stream():
+    model, ids = make()
+    with torch.no_grad():
+        found, whole = PROBES["profile"](model, ids), PROBES["stream"](model, ids)
+    assert found == {
+        site: {name: classes["all"][name] for name in ("mean_abs", "largest")} for site, classes in whole.items()
+    }
+
+
 def test_bounds_are_those_of_the_configuration():
     model, ids = make(lam_attention=3.0, lam_feedforward=1.5, kappa=5.0)
     found = PROBES["bounds"](model, ids)

@@ -117,3 +117,13 @@ def test_a_bare_name_is_a_norm():
 def test_the_attention_scale_carries_temperature_and_logit_scale():
     config = ModelConfig(**SMALL, temperature_base=1.5, logit_scale=2.0)
     assert config.attention_scale(3) == pytest.approx(2 * 1.5**3 / 8**0.5, rel=1e-15)
+
+
+def test_an_option_added_later_changes_no_hash_at_its_default():
+    config = ModelConfig(depth=1, width=8, heads=1, vocabulary=4)
+    assert config.to_dict()["norm"] == {"kind": "rmsnorm", "eps": 1e-5}
+    scaled = ModelConfig(
+        depth=1, width=8, heads=1, vocabulary=4, norm=norm_options("rmsnorm", gain_attention=0.2, gain_feedforward=1.0)
+    )
+    assert scaled.to_dict()["norm"] == {"kind": "rmsnorm", "eps": 1e-5, "gain_attention": 0.2}
+    assert ModelConfig.from_dict(scaled.to_dict()) == scaled

@@ -1,5 +1,6 @@
 """The norm modules against closed forms, torch's own, and the faults that others have shipped."""
 
+import dataclasses
 import math
 
 import pytest
@@ -132,3 +133,16 @@ def test_what_is_printed_says_what_it_is():
     shown = str(make_norm(config("bhyt", learn_lam=False, centred=True, kappa=5.0), "attention"))
     assert shown == "BHyTStar(16, lam fixed, kappa=5, centred, eps=1e-06)"
     assert str(RMSNorm(4, scale=0.5)) == "RMSNorm(4, eps=1e-05, scale=0.5)"
+
+
+def test_rmsnorm_with_the_gain_of_a_bound_is_bhyt_without_the_tanh():
+    """``tanh(z u) = z u - (z u)**3/3 + ...`` with z = lam/kappa: equal up to third order."""
+    bounded = ModelConfig(depth=1, width=64, heads=1, vocabulary=4, norm=norm_options("bhyt*", eps=1e-5))
+    scaled = dataclasses.replace(bounded, norm=norm_options("rmsnorm", gain_attention=0.2, gain_feedforward=0.1))
+    x = torch.randn(5, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for site, ratio in (("attention", 0.2), ("feedforward", 0.1)):
+        y, linear = (make_norm(config, site).double()(x) for config in (bounded, scaled))
+        assert not torch.equal(y, linear)
+        assert ((y - linear).abs() <= linear.abs() ** 3 / 3 * (1 + 1e-9)).all()
+        torch.testing.assert_close(linear.square().mean(-1).sqrt(), torch.full((5,), ratio).double(), rtol=1e-4, atol=0)
+    assert (make_norm(scaled, "final").gamma == 1).all()

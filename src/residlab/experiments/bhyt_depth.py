@@ -6,14 +6,16 @@ minutes):
     tuning       4 norms x 4 learning rates (more at an edge), seed 100       16 runs and more
     main         4 norms x 3 seeds at their own best rate, with all probes    12 runs
     exact        BHyT* x 3 seeds at BHyT's rate                                3 runs
+    control      RMSNorm x 3 seeds with BHyT's first gain and rate             3 runs
     depth        4 norms at 6, 12, 24, 48 layers, 120 steps; one seed         16 runs of 0.4 to 4 min
     norms        LayerNorm, DyT, BHyT*; one seed                               8 runs
     refresh      BHyT with other constants; one seed                           5 runs
     stability    7 norms x 5 rates, 60 steps; one seed                        35 runs of 30 s
     data         4 norms at a quarter and at four times the tokens; one seed   8 runs of 0.7 and 12 min
+    spike        RMSNorm and BHyT at 16 times their rate, 120 steps, closely   2 runs
     scales       RMSNorm and BHyT with initial weights of another size         4 runs
 
-``tuning``, ``main`` and ``exact`` decide; the rest explores, one factor at a time, and says so. Seeds of ``main`` are not that of
+``tuning``, ``main``, ``exact`` and ``control`` decide; the rest explores, one factor at a time, and says so. Seeds of ``main`` are not that of
 ``tuning``, so that no rate was chosen for its luck. Every norm sees the same weights' seed and the same data.
 """
 
@@ -39,6 +41,8 @@ NORMS: dict[str, NormOptions] = {
 }
 """Each as its authors have it: DyT with the values of its LLaMA experiments at the smallest width they report."""
 MAIN = ("rmsnorm", "lns", "peri-ln", "bhyt")
+CONTROL = norm_options("rmsnorm", gain_attention=0.2, gain_feedforward=0.1)
+"""BHyT without the tanh: its gain lam/kappa at the start, and nothing that bounds."""
 OTHERS = ("layernorm", "dyt", "bhyt*")
 TUNING_SEED, SEEDS = 100, (0, 1, 2)
 FIRST_RATES = (1e-3, 2e-3, 4e-3, 8e-3)
@@ -157,24 +161,30 @@ def _tuning(profile: str, found: Found) -> list[TrainConfig]:
 
 def _main(profile: str, found: Found) -> list[TrainConfig]:
     rates = best_rates(found)
-    return [_probed(profile, kind, rates[kind], seed) for seed in SEEDS for kind in MAIN]
+    return [_probed(profile, NORMS[kind], rates[kind], seed) for seed in SEEDS for kind in MAIN]
 
 
 def _exact(profile: str, found: Found) -> list[TrainConfig]:
-    return [_probed(profile, "bhyt*", _rate(found, "bhyt*"), seed) for seed in SEEDS]
+    return [_probed(profile, NORMS["bhyt*"], _rate(found, "bhyt*"), seed) for seed in SEEDS]
+
+
+def _control(profile: str, found: Found) -> list[TrainConfig]:
+    return [_probed(profile, CONTROL, _rate(found, "bhyt"), seed) for seed in SEEDS]
 
 
 def _norms(profile: str, found: Found) -> list[TrainConfig]:
     factors = {"layernorm": (1, 0.5, 2), "dyt": (1, 0.5, 2), "bhyt*": (0.5, 2)}  # BHyT* at BHyT's own is in ``exact``
     return [
-        _probed(profile, kind, factor * _rate(found, kind), SEEDS[0]) for kind in OTHERS for factor in factors[kind]
+        _probed(profile, NORMS[kind], factor * _rate(found, kind), SEEDS[0])
+        for kind in OTHERS
+        for factor in factors[kind]
     ]
 
 
-def _probed(profile: str, kind: str, rate: float, seed: int) -> TrainConfig:
+def _probed(profile: str, norm: NormOptions, rate: float, seed: int) -> TrainConfig:
     every = max(1, PROFILES[profile].steps // 12)
     return config(
-        profile, NORMS[kind], rate, seed,
+        profile, norm, rate, seed,
         probes=PROBES, probe_every=every, evaluate_every=4 * every, checkpoint_every=2 * every,
     )  # fmt: skip
 
@@ -218,6 +228,18 @@ def _data(profile: str, found: Found) -> list[TrainConfig]:
     ]
 
 
+def _spike(profile: str, found: Found) -> list[TrainConfig]:
+    steps = 2 * PROFILES[profile].short
+    constant = ScheduleConfig(kind="constant", steps=steps, warmup=max(1, steps // 10))
+    return [
+        config(
+            profile, NORMS[kind], 16 * _rate(found, kind), SEEDS[0],
+            steps=steps, schedule=constant, bad_steps=steps, probes=("profile",), probe_every=max(1, steps // 40),
+        )
+        for kind in ("rmsnorm", "bhyt")
+    ]  # fmt: skip
+
+
 def _scales(profile: str, found: Found) -> list[TrainConfig]:
     return [
         config(profile, NORMS[kind], _rate(found, kind), SEEDS[0], init_std=std)
@@ -230,10 +252,12 @@ STAGES = (
     Stage("tuning", "a learning rate for each norm", _tuning),
     Stage("main", "the comparison: norms at their own rate, three seeds, probed", _main),
     Stage("exact", "BHyT*, three seeds, to compare the approximation with", _exact),
+    Stage("control", "RMSNorm with BHyT's first gain, three seeds: what the tanh itself does", _control),
     Stage("depth", "6 to 48 layers, one seed", _depth),
     Stage("norms", "the other norms, one seed", _norms),
     Stage("refresh", "BHyT with other constants, one seed", _refresh),
     Stage("stability", "how large a learning rate each norm survives, one seed", _stability),
     Stage("data", "less and more text, one seed", _data),
+    Stage("spike", "what a rate that is too large does to the stream, one seed", _spike),
     Stage("scales", "larger initial weights, one seed", _scales),
 )

@@ -2,6 +2,7 @@
 
 stream         each normalisation's input: mean absolute value, RMS, variance, largest entry, crest factor, excess
                kurtosis (pooled, per channel, per token), over all tokens, the first of each sequence, and the rest
+profile        the same sites: mean absolute value and largest entry only, over all tokens
 weights        each matrix: `residlab.probes.weights.matrix_shape`
 attention      each layer: entropy of the rows, mass on the first token, similarity of the tokens that come in
 bounds         each BHyT site: lam, lam/kappa, largest and root mean square gain
@@ -69,6 +70,19 @@ def stream(model: nn.Module, ids: Tensor) -> dict[str, Any]:
         }
         for site, classes in probe.moments.items()
     }
+
+
+def profile(model: nn.Module, ids: Tensor) -> dict[str, Any]:
+    """Return the stream's mean absolute value and largest entry in front of every normalisation, over all tokens."""
+    found: dict[str, Any] = {}
+
+    def see(site: str, x: Tensor) -> None:
+        size = x.double().abs()
+        found[site] = {"mean_abs": float(size.mean()), "largest": float(size.max())}
+
+    with observe_inputs(modules_matching(model, SITES), see):
+        model(ids[:SEQUENCES])
+    return found
 
 
 def weights(model: nn.Module, ids: Tensor) -> dict[str, Any]:
@@ -191,6 +205,7 @@ def skipping(model: nn.Module, ids: Tensor) -> dict[str, Any]:
 
 PROBES: dict[str, Probe] = {
     "stream": stream,
+    "profile": profile,
     "weights": weights,
     "attention": attention,
     "bounds": bounds,

@@ -10,7 +10,7 @@ A value that is unknown, out of range or contradicts another raises `ResidlabErr
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast, get_args
 
 from residlab.checks import (
@@ -30,6 +30,10 @@ Initialization = Literal["gpt2", "gpt2-scaled", "orthogonal", "orthogonal-shared
 Averaged = Literal["context", "position", "rows"]
 Refresh = Literal["forward", "frozen", "construction"] | int
 
+LATER = {"later": True}
+"""Of a field that was added when configurations had been recorded: `to_dict` leaves it out at its default, so that a hash
+never changes because there is one more option."""
+
 # --- Norms: one class of options for each kind
 
 
@@ -48,13 +52,20 @@ class LayerNormOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RMSNormOptions:
-    """RMSNorm (Zhang & Sennrich 2019): ``gamma x / sqrt(mean(x**2) + eps)``."""
+    """RMSNorm (Zhang & Sennrich 2019): ``gamma x / sqrt(mean(x**2) + eps)``.
+
+    ``gain_*`` are the first values of ``gamma`` in front of each sublayer. With ``lam/kappa`` there it is BHyT without
+    the tanh, up to third order: the control of what bounding does.
+    """
 
     kind: ClassVar[str] = "rmsnorm"
     eps: float = 1e-5
+    gain_attention: float = field(default=1.0, metadata=LATER)
+    gain_feedforward: float = field(default=1.0, metadata=LATER)
 
     def __post_init__(self) -> None:
         check_non_negative(self, "eps")
+        check_positive(self, "gain_attention", "gain_feedforward")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +320,13 @@ class ModelConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; the norm as ``{"kind": ..., ...}``."""
         values = dataclasses.asdict(self)
-        values["norm"] = {"kind": self.norm.kind, **values["norm"]}
+        left_out = {
+            field.name
+            for field in dataclasses.fields(self.norm)
+            if field.metadata.get("later") and getattr(self.norm, field.name) == field.default
+        }
+        norm = {name: value for name, value in values["norm"].items() if name not in left_out}
+        values["norm"] = {"kind": self.norm.kind, **norm}
         return values
 
     @classmethod

@@ -24,6 +24,7 @@ from residlab.models.config import (
     LNSOptions,
     ModelConfig,
     PeriLNOptions,
+    RMSNormOptions,
 )
 
 Site = Literal["attention", "feedforward", "final"]
@@ -72,11 +73,13 @@ class RMSNorm(nn.Module):
         Added to the mean square.
     scale
         A constant; ``1/sqrt(layer)`` makes it layer-norm scaling (Sun et al., arXiv 2502.05795).
+    gain
+        First value of ``gamma``.
     """
 
-    def __init__(self, width: int, *, eps: float = 1e-5, scale: float = 1.0) -> None:
+    def __init__(self, width: int, *, eps: float = 1e-5, scale: float = 1.0, gain: float = 1.0) -> None:
         super().__init__()
-        self.gamma = nn.Parameter(torch.ones(width))
+        self.gamma = nn.Parameter(torch.full((width,), float(gain)))
         self.eps, self.scale = eps, scale
         self.backend: Backend = "auto"
 
@@ -246,6 +249,8 @@ def make_norm(config: ModelConfig, site: Site, layer: int = 1) -> nn.Module:
                 centred=norm.centred,
                 eps=norm.eps,
             )
+        case RMSNormOptions() if site != "final":
+            return RMSNorm(width, eps=norm.eps, gain=getattr(norm, f"gain_{site}"))
         case _:
             return RMSNorm(width, eps=norm.eps)
 

@@ -362,6 +362,7 @@ def test_another_model_of_the_same_configuration_is_left_alone(make, ids):
         ("bhyt", {"refresh": "construction"}, "has no place in a swap"),
         ("dyt", {"alpha_final": 0.3}, "alpha_final has no place in a swap: the final norm stays"),
         ("dyt", {"embedding_scale": True}, "embedding_scale has no place"),
+        ("rmsnorm", {"gain_attention": 0.2}, "gain_attention has no place in a swap: the gain stays as it is"),
         ("peri-ln", {"embedding_norm": True}, "embedding_norm has no place"),
     ],
 )

@@ -242,7 +242,13 @@ def _resolved(kind: str, options: dict[str, Any], hf_model: Any, family: Family)
     chosen = norm_options(kind, **dict(options))
     if isinstance(chosen, RMSNormOptions | LayerNormOptions | LNSOptions | PeriLNOptions) and "eps" not in options:
         chosen = dataclasses.replace(chosen, eps=float(hf_model.config.rms_norm_eps))
-    elsewhere = {"alpha_final": "the final norm", "embedding_scale": "the embedding", "embedding_norm": "the embedding"}
+    elsewhere = {
+        "alpha_final": "the final norm",
+        "embedding_scale": "the embedding",
+        "embedding_norm": "the embedding",
+        "gain_attention": "the gain",
+        "gain_feedforward": "the gain",
+    }
     for name, what in elsewhere.items():
         if options.get(name):
             raise ResidlabError(f"{name} has no place in a swap: {what} stays as it is")
