@@ -143,6 +143,6 @@ def test_rmsnorm_with_the_gain_of_a_bound_is_bhyt_without_the_tanh():
     for site, ratio in (("attention", 0.2), ("feedforward", 0.1)):
         y, linear = (make_norm(config, site).double()(x) for config in (bounded, scaled))
         assert not torch.equal(y, linear)
-        assert ((y - linear).abs() <= linear.abs() ** 3 / 3 * (1 + 1e-9)).all()
+        assert ((y - linear).abs() <= linear.abs() ** 3 / 3 + 1e-7 * linear.abs()).all()  # gains are float32
         torch.testing.assert_close(linear.square().mean(-1).sqrt(), torch.full((5,), ratio).double(), rtol=1e-4, atol=0)
     assert (make_norm(scaled, "final").gamma == 1).all()
