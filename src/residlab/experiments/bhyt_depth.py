@@ -15,8 +15,9 @@ minutes):
     spike        RMSNorm and BHyT at 16 times their rate, 120 steps, closely   2 runs
     scales       RMSNorm and BHyT with initial weights of another size         4 runs
 
-``tuning``, ``main``, ``exact`` and ``control`` decide; the rest explores, one factor at a time, and says so. Seeds of ``main`` are not that of
-``tuning``, so that no rate was chosen for its luck. Every norm sees the same weights' seed and the same data.
+``tuning``, ``main``, ``exact`` and ``control`` decide; the rest explores, one factor at a time, and says so. Seeds of
+``main`` are not that of ``tuning``, so that no rate was chosen for its luck. Every norm sees the same weights' seed and
+the same data.
 """
 
 import dataclasses
@@ -212,7 +213,8 @@ def _depth(profile: str, found: Found) -> list[TrainConfig]:
     return [
         config(
             profile, NORMS[kind], _rate(found, kind), SEEDS[0],
-            depth=int(factor * size.depth), steps=steps, probes=("stream", "jacobian", "skipping"), probe_every=max(1, steps // 4),
+            depth=int(factor * size.depth), steps=steps,
+            probes=("stream", "jacobian", "skipping"), probe_every=max(1, steps // 4),
         )
         for factor in DEPTH_FACTORS
         for kind in MAIN

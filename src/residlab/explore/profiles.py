@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from residlab.errors import ResidlabError
 from residlab.explore.explorable import Choice, Explorable, Frame, Readout, Slider
 from residlab.explore.panels import LOWER, MOVING, axis, two_panels
-from residlab.explore.theme import INK, NORM_COLORS, NORM_DASHES, decades
+from residlab.explore.theme import INK, NORM_COLORS, NORM_DASHES, NORM_TITLES, decades
 
 Recorded = NDArray[np.float32]
-TITLES = {"rmsnorm": "RMSNorm", "lns": "LNS", "peri-ln": "Peri-LN", "bhyt": "BHyT"}
 QUANTITIES = {"mean-abs": "mean |x|", "variance": "variance"}
 
 
@@ -27,7 +26,7 @@ class RecordedProfiles:
     Parameters
     ----------
     norms : tuple of str
-        Keys of `TITLES`.
+        Keys of `residlab.explore.theme.NORM_TITLES`.
     depths, steps : tuple of float
         Layers of the models and steps of training, increasing.
     mean_abs, variance : array, shape (norms, depths, steps, 2 deepest + 1), float32
@@ -56,9 +55,9 @@ class RecordedProfiles:
         runs = (len(self.norms), len(self.depths), len(self.steps))
         if not all(runs):
             raise ResidlabError(f"profiles of {runs} norms, depths and steps: nothing was recorded")
-        unknown = sorted(set(self.norms) - set(TITLES))
+        unknown = sorted(set(self.norms) - set(NORM_TITLES))
         if unknown:
-            raise ResidlabError(f"norms must be among {', '.join(TITLES)}; got {', '.join(unknown)}")
+            raise ResidlabError(f"norms must be among {', '.join(NORM_TITLES)}; got {', '.join(unknown)}")
         deepest = int(max(self.depths))
         wanted = {
             "mean_abs": (*runs, 2 * deepest + 1),
@@ -92,7 +91,7 @@ def profiles_explorable(recorded: RecordedProfiles, *, norm: str = "bhyt", depth
             "to the identity; with {norm} it is {middle} in the middle of the network and {deepest} in the last block."
         ),
         controls=(
-            Choice("norm", "norm", {name: TITLES[name] for name in recorded.norms}, norm, "marked with circles"),
+            Choice("norm", "norm", {name: NORM_TITLES[name] for name in recorded.norms}, norm, "marked with circles"),
             Slider("depth", "layers", recorded.depths, depth, "fixed0"),
             Slider("step", "step", recorded.steps, recorded.steps[-1], "fixed0", "of training"),
             Choice("quantity", "above", QUANTITIES, "mean-abs", "what is drawn above"),
@@ -108,9 +107,9 @@ def profiles_explorable(recorded: RecordedProfiles, *, norm: str = "bhyt", depth
             Readout("loss", "Training loss, nats per byte"),
         ),
         sentence=(
-            "{norm}, {depth} layers, step {step}: the {quantity} of the stream goes from {first} to {last}, a factor of "
-            "{growth}. The Jacobian of the middle block is {middle} away from the identity, that of the last {deepest}. "
-            "Training loss {loss} nats per byte."
+            "{norm}, {depth} layers, step {step}: the {quantity} of the stream goes from {first} to {last}, a factor "
+            "of {growth}. The Jacobian of the middle block is {middle} away from the identity, that of the last "
+            "{deepest}. Training loss {loss} nats per byte."
         ),
         script="profiles",
         caption=(
@@ -160,7 +159,7 @@ def _figure(recorded: RecordedProfiles) -> go.Figure:
     traces = []
     for panel, where, what in (("stream", {}, "layer"), ("block", lower, "block")):
         for norm in recorded.norms:
-            title = TITLES[norm]
+            title = NORM_TITLES[norm]
             traces.append(
                 go.Scatter(
                     name=title if panel == "stream" else f"{title}, Jacobian",

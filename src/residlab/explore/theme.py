@@ -63,6 +63,17 @@ NORM_SYMBOLS: dict[str, str] = {
     "bhyt*": "x",
 }
 
+NORM_TITLES: dict[str, str] = {
+    "layernorm": "LayerNorm",
+    "rmsnorm": "RMSNorm",
+    "peri-ln": "Peri-LN",
+    "lns": "LNS",
+    "dyt": "DyT",
+    "bhyt": "BHyT",
+    "bhyt*": "BHyT*",
+}
+"""How a norm is written in a figure."""
+
 SEQUENTIAL = "Cividis"
 DIVERGING: tuple[tuple[float, str], ...] = ((0.0, BLUE), (0.5, "#d8d8d8"), (1.0, VERMILION))
 

@@ -31,8 +31,8 @@ Averaged = Literal["context", "position", "rows"]
 Refresh = Literal["forward", "frozen", "construction"] | int
 
 LATER = {"later": True}
-"""Of a field that was added when configurations had been recorded: `to_dict` leaves it out at its default, so that a hash
-never changes because there is one more option."""
+"""Of a field that was added when configurations had been recorded: `to_dict` leaves it out at its default, so that no
+hash changes because there is one more option."""
 
 # --- Norms: one class of options for each kind
 
