@@ -74,10 +74,19 @@ def table(runs: Contenders, names: Sequence[str], measure: Callable[[Record], fl
 
 
 def by_rate(records: Sequence[Record]) -> dict[str, dict[float, float]]:
-    """Return norm -> learning rate -> bits per byte, rates increasing."""
+    """Return norm -> learning rate -> bits per byte, rates increasing.
+
+    A norm with other options than `residlab.experiments.bhyt_depth.NORMS` has is called by its kind and ``, plain``.
+    """
+    from residlab.experiments.bhyt_depth import NORMS
+    from residlab.models.config import ModelConfig
+
     found: dict[str, dict[float, float]] = {}
     for record in records:
-        found.setdefault(kind(record), {})[rate(record)] = bits(record)
+        name = kind(record)
+        if ModelConfig.from_dict(record.config["model"]).norm != NORMS[name]:
+            name += ", plain"
+        found.setdefault(name, {})[rate(record)] = bits(record)
     return {name: dict(sorted(scores.items())) for name, scores in found.items()}
 
 
@@ -93,6 +102,34 @@ def best(records: Sequence[Record], name: str) -> Record:
     if not runs:
         raise ResidlabError(f"no records of {name}; there are {', '.join(sorted(set(map(kind, records)))) or 'none'}")
     return min(runs, key=bits)
+
+
+def others(found: Found) -> dict[str, Record]:
+    """Return title -> run for what was tried with the first seed of ``main`` only, beside it the runs of ``main``.
+
+    The other norms at the best of their rates, and the constants of `residlab.experiments.bhyt_depth.CONSTANTS`.
+    """
+    from residlab.experiments.bhyt_depth import CONSTANTS
+    from residlab.explore.theme import NORM_TITLES
+    from residlab.models.config import ModelConfig
+
+    seeds = contenders(found)
+    rows = {NORM_TITLES[name]: seeds[name][0] for name in seeds if name in NORM_TITLES}
+    explored = found.stage("norms")
+    for name in dict.fromkeys(map(kind, explored)):
+        if name not in seeds:
+            rows[NORM_TITLES[name]] = best(explored, name)
+    names = {norm: name for name, norm in CONSTANTS.items()}
+    for record in found.stage("refresh"):
+        rows[f"BHyT, {names[ModelConfig.from_dict(record.config['model']).norm]}"] = record
+    return rows
+
+
+def training_curve(record: Record) -> tuple[FloatArray, FloatArray]:
+    """Return steps and training loss in nats, each the mean of a few steps; NaN where no update was finite."""
+    losses = np.array([np.nan if loss is None else loss for loss in record.metrics["train_loss"]], dtype=np.float64)
+    every = int(record.metrics["train_loss_every"])
+    return every * np.arange(1.0, len(losses) + 1), losses
 
 
 # --- What the probes saw
