@@ -19,7 +19,9 @@ def found(tmp_path_factory):
     text.mkdir()
     for number in range(30):
         (text / f"{number:02}.txt").write_text(f"Document {number} says that {number} follows {number - 1}. " * 3)
-    size = bhyt_depth.Size(depth=2, width=16, heads=2, context=16, batch=2, steps=4, short=2, evaluation_tokens=64)
+    size = bhyt_depth.Size(
+        depth=2, width=16, heads=2, context=16, batch=2, steps=4, short=2, init_std=0.1, evaluation_tokens=64
+    )
     whole = bhyt_depth.config
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bhyt_depth, "MAIN", ("rmsnorm", "bhyt"))
@@ -51,7 +53,7 @@ def test_contenders_and_their_tables(found):
 
 def test_the_rates_and_the_best(found):
     scores = nr.by_rate(found.stage("tuning"))
-    assert list(scores["bhyt"]) == [1e-3, 2e-3, 4e-3, 8e-3]
+    assert {2e-3, 4e-3, 8e-3} <= set(scores["bhyt"])
     winner = nr.best(found.stage("tuning"), "bhyt")
     assert scores["bhyt"][nr.rate(winner)] == min(scores["bhyt"].values()) == nr.bits(winner)
     assert bhyt_depth.best_rates(found)["bhyt"] == nr.rate(winner) if "lns" in scores else True

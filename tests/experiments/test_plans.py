@@ -37,11 +37,11 @@ def test_the_grid_goes_on_until_the_best_rate_is_inside(tmp_path):
     rates = {kind: set() for kind in optimum}
     for run in found.stage("tuning"):
         rates[run.config["model"]["norm"]["kind"]].add(run.config["optimizer"]["lr"])
-    common = {1e-3, 2e-3, 4e-3, 8e-3}
+    common = {2e-3, 4e-3, 8e-3}
     assert rates == {
         "rmsnorm": common,
         "lns": common | {16e-3, 32e-3, 64e-3},
-        "peri-ln": common | {0.5e-3, 0.25e-3},
+        "peri-ln": common | {1e-3, 0.5e-3, 0.25e-3},
         "bhyt": common | {16e-3},
     }
 
@@ -72,7 +72,8 @@ def test_every_stage_is_as_the_plan_says(tmp_path):
         "stability": 35,
         "data": 8,
         "spike": 2,
-        "scales": 4,
+        "bounds": 4,
+        "small": 18,
     }
     assert {config.seed for config in runs["tuning"]}.isdisjoint(config.seed for config in runs["main"])
     # What is compared differs in nothing but what it is compared by.
@@ -112,7 +113,9 @@ def test_all_experiments_have_stages_with_names_of_their_own():
 def tiny(monkeypatch, text):
     """Make the experiment small: one norm, the test's text, runs of a second."""
     monkeypatch.setattr(bhyt_depth, "MAIN", ("rmsnorm", "bhyt"))
-    size = bhyt_depth.Size(depth=1, width=16, heads=2, context=16, batch=2, steps=4, short=2, evaluation_tokens=64)
+    size = bhyt_depth.Size(
+        depth=1, width=16, heads=2, context=16, batch=2, steps=4, short=2, init_std=0.1, evaluation_tokens=64
+    )
     monkeypatch.setitem(bhyt_depth.PROFILES, "smoke", size)
     whole = bhyt_depth.config
     monkeypatch.setattr(bhyt_depth, "config", lambda *a, **k: whole(*a, corpus=str(text), **k))
@@ -124,10 +127,10 @@ def test_the_command_runs_what_is_missing_and_nothing_twice(tiny, tmp_path, caps
     options = ["--profile", "smoke", "--results", str(file), "--cache-dir", str(tmp_path / "cache")]
     assert main(["run", "bhyt-depth", "--stage", "tuning", "--stage", "main", *options]) == 0
     said = capsys.readouterr()
-    assert said.out.count("tuning ") == 8
+    assert said.out.count("tuning ") >= 6
     assert said.out.count("main ") == 6
     lines = file.read_text().splitlines()
-    assert len(lines) == 14
+    assert len(lines) == said.out.count("tuning ") + 6
     assert main(["run", "bhyt-depth", "--stage", "main", *options]) == 0
     assert file.read_text().splitlines() == lines
     assert main(["run", "bhyt-depth", "--list", *options]) == 0

@@ -3,7 +3,7 @@
 The plan, with what it costs on one core of the machine that the records name (one run of 12 layers, 400 steps: about 3
 minutes):
 
-    tuning       4 norms x 4 learning rates (more at an edge), seed 100       16 runs and more
+    tuning       4 norms x 3 learning rates (more at an edge), seed 100       12 runs and more
     main         4 norms x 3 seeds at their own best rate, with all probes    12 runs
     exact        BHyT* x 3 seeds at BHyT's rate                                3 runs
     control      RMSNorm x 3 seeds with BHyT's first gain and rate             3 runs
@@ -13,11 +13,15 @@ minutes):
     stability    7 norms x 5 rates, 60 steps; one seed                        35 runs of 30 s
     data         4 norms at a quarter and at four times the tokens; one seed   8 runs of 0.7 and 12 min
     spike        RMSNorm and BHyT at 16 times their rate, 120 steps, closely   2 runs
-    scales       RMSNorm and BHyT with initial weights of another size         4 runs
+    bounds       BHyT and BHyT* with lam/kappa of 0.5 and 1; one seed          4 runs
+    small        4 norms x 4 rates, initial weights of 0.02; seed 100         18 runs
 
 ``tuning``, ``main``, ``exact`` and ``control`` decide; the rest explores, one factor at a time, and says so. Seeds of
 ``main`` are not that of ``tuning``, so that no rate was chosen for its luck. Every norm sees the same weights' seed and
 the same data.
+
+Initial weights have a standard deviation of 0.02 sqrt(1024/width), that of the paper's smallest model carried over to
+another width: a product of a matrix with a normalised token then has the same size. ``small`` keeps 0.02 itself.
 """
 
 import dataclasses
@@ -48,7 +52,7 @@ CONTROL = norm_options("rmsnorm", gain_attention=0.2, gain_feedforward=0.1)
 """BHyT without the tanh: its gain lam/kappa at the start, and nothing that bounds."""
 OTHERS = ("layernorm", "dyt", "bhyt*")
 TUNING_SEED, SEEDS = 100, (0, 1, 2)
-FIRST_RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+FIRST_RATES = (2e-3, 4e-3, 8e-3)
 RATE_LIMITS = (1.25e-4, 6.4e-2)
 STABILITY_RATES = (8e-3, 16e-3, 32e-3, 64e-3, 128e-3)
 DEPTH_FACTORS = (0.5, 1, 2, 4)
@@ -75,15 +79,17 @@ class Size:
     steps: int
     short: int
     """Steps of the stage ``stability``; ``depth`` takes twice as many."""
+    init_std: float
+    """Standard deviation of initial weights: 0.02 sqrt(1024/width), to one digit."""
     precision: str = "float32"
     evaluation_tokens: int = 65_536
 
 
 PROFILES: dict[str, Size] = {
-    "smoke": Size(depth=3, width=32, heads=2, context=32, batch=4, steps=12, short=4, evaluation_tokens=512),
-    "cpu": Size(depth=12, width=128, heads=4, context=128, batch=8, steps=400, short=60),
+    "smoke": Size(depth=3, width=32, heads=2, context=32, batch=4, steps=12, short=4, init_std=0.1, evaluation_tokens=512),
+    "cpu": Size(depth=12, width=128, heads=4, context=128, batch=8, steps=400, short=60, init_std=0.06),
     "gpu": Size(
-        depth=24, width=512, heads=8, context=512, batch=64, steps=3000, short=300, precision="bfloat16",
+        depth=24, width=512, heads=8, context=512, batch=64, steps=3000, short=300, init_std=0.03, precision="bfloat16",
         evaluation_tokens=524_288,
     ),
 }  # fmt: skip
@@ -101,6 +107,7 @@ def config(profile: str, norm: NormOptions, lr: float, seed: int, **changes: Any
         "vocabulary": 257,
         "context": size.context,
         "norm": norm,
+        "init_std": size.init_std,
     }
     run: dict[str, Any] = {
         "steps": size.steps,
@@ -244,12 +251,21 @@ def _spike(profile: str, found: Found) -> list[TrainConfig]:
     ]  # fmt: skip
 
 
-def _scales(profile: str, found: Found) -> list[TrainConfig]:
+def _bounds(profile: str, found: Found) -> list[TrainConfig]:
     return [
-        config(profile, NORMS[kind], _rate(found, kind), SEEDS[0], init_std=std)
-        for std in (0.06, 0.1)
-        for kind in ("rmsnorm", "bhyt")
-    ]
+        config(
+            profile, norm_options(kind, lam_attention=lam, lam_feedforward=lam), _rate(found, "rmsnorm"), SEEDS[0],
+            probes=("stream", "bounds", "saturation"), probe_every=max(1, PROFILES[profile].steps // 12),
+        )
+        for kind in ("bhyt", "bhyt*")
+        for lam in (5.0, 10.0)
+    ]  # fmt: skip
+
+
+def _small(profile: str, found: Found) -> list[TrainConfig]:
+    plain = norm_options("peri-ln")
+    grid = [(NORMS[kind], rate) for kind in MAIN for rate in (1e-3, 2e-3, 4e-3, 8e-3)] + [(plain, 1e-3), (plain, 2e-3)]
+    return [config(profile, norm, rate, TUNING_SEED, init_std=0.02) for norm, rate in grid]
 
 
 STAGES = (
@@ -263,5 +279,6 @@ STAGES = (
     Stage("stability", "how large a learning rate each norm survives, one seed", _stability),
     Stage("data", "less and more text, one seed", _data),
     Stage("spike", "what a rate that is too large does to the stream, one seed", _spike),
-    Stage("scales", "larger initial weights, one seed", _scales),
+    Stage("bounds", "BHyT that bounds harder, one seed", _bounds),
+    Stage("small", "initial weights of 0.02 at every width, one seed", _small),
 )
