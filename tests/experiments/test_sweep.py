@@ -125,10 +125,10 @@ def test_a_run_that_diverges_is_recorded_as_that_and_stops_no_other(tmp_path, wr
 def test_an_error_that_nobody_foresaw_stops_no_other(tmp_path, write, monkeypatch):
     train = sweep_module.train
 
-    def broken(experiment, config, *, cache):
+    def broken(experiment, config, **options):
         if config.seed == 0:
             raise MemoryError("too little")
-        return train(experiment, config, cache=cache)
+        return train(experiment, config, **options)
 
     monkeypatch.setattr(sweep_module, "train", broken)
     records = Records(tmp_path / "runs.jsonl")

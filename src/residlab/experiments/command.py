@@ -14,6 +14,13 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="YAML: experiment and base, a training run's options")
     _add_common(parser)
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="print a text of N tokens from the model")
+    parser.add_argument(
+        "--strategy",
+        choices=("ddp", "fsdp"),
+        default="ddp",
+        help="how processes started by torchrun train one model: each holds all of it (ddp, the default) or a part of "
+        "weights, gradients and optimizer state (fsdp); the result is the same up to rounding",
+    )
 
 
 def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +59,7 @@ def run_one(args: argparse.Namespace) -> int:
         raise ResidlabError(f"--sample must be in [0, {config.model.context}), the context; got {args.sample}")
     follower = int(os.environ.get("RANK", 0)) > 0  # under torchrun, one process speaks
     quiet: dict[str, Any] = {"say": lambda line: None} if follower else {}
-    (record,) = run_sweep(sweep, Records(_results(args)), cache=args.cache_dir, **quiet)
+    (record,) = run_sweep(sweep, Records(_results(args)), cache=args.cache_dir, strategy=args.strategy, **quiet)
     if follower:
         return 0
     metrics = record.metrics

@@ -29,6 +29,8 @@ from residlab.experiments.probes import probes_named
 from residlab.experiments.record import Record, Records
 from residlab.experiments.training_run import run_hash, train
 from residlab.training.config import TrainConfig
+from residlab.training.sharding import Strategy
+from residlab.training.trainer import default_fabric
 
 KEYS = ("experiment", "base", "grid")
 
@@ -106,6 +108,7 @@ def run_sweep(
     cache: Path | None = None,
     jobs: int = 1,
     scheduler: str | None = None,
+    strategy: Strategy = "ddp",
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
 ) -> list[Record]:
     """Run what has no record yet, and return all records of the sweep, in its order.
@@ -122,6 +125,8 @@ def run_sweep(
         Processes on this machine, torch's threads divided among them.
     scheduler
         Address of a Dask scheduler (``tcp://...``), whose workers run instead.
+    strategy
+        As for `default_fabric`: how the processes of ``torchrun`` share each run.
     say
         Told each run that ends.
 
@@ -137,7 +142,7 @@ def run_sweep(
     if known:
         say(f"residlab: {known} of {len(sweep.configs)} runs of {sweep.experiment} are recorded already")
     failures, done = [], 0
-    with _workers(scheduler, min(jobs, len(waiting)) or 1) as submit:
+    with _workers(scheduler, min(jobs, len(waiting)) or 1, strategy) as submit:
         for config, outcome in submit(sweep.experiment, waiting, cache):
             done += 1
             if isinstance(outcome, Record):
@@ -164,10 +169,10 @@ _Submit = Callable[[str, list[TrainConfig], "Path | None"], Iterator[_Outcome]]
 
 
 @contextmanager
-def _workers(scheduler: str | None, jobs: int) -> Iterator[_Submit]:
+def _workers(scheduler: str | None, jobs: int, strategy: Strategy) -> Iterator[_Submit]:
     """Yield what runs configurations and returns them as they end: in this process, in several, or on a cluster."""
     if scheduler is None and jobs == 1:
-        yield lambda experiment, configs, cache: (_run(experiment, config, cache, None) for config in configs)
+        yield lambda experiment, configs, cache: (_run(experiment, config, cache, None, strategy) for config in configs)
         return
     try:
         import joblib
@@ -178,7 +183,7 @@ def _workers(scheduler: str | None, jobs: int) -> Iterator[_Submit]:
         import torch
 
         threads = None if scheduler else max(1, torch.get_num_threads() // jobs)
-        calls = (joblib.delayed(_run)(experiment, config, cache, threads) for config in configs)
+        calls = (joblib.delayed(_run)(experiment, config, cache, threads, strategy) for config in configs)
         pool = joblib.Parallel(n_jobs=-1 if scheduler else jobs, return_as="generator_unordered", batch_size=1)
         return iter(pool(calls))
 
@@ -197,14 +202,14 @@ def _workers(scheduler: str | None, jobs: int) -> Iterator[_Submit]:
         yield submit
 
 
-def _run(experiment: str, config: TrainConfig, cache: Path | None, threads: int | None) -> _Outcome:
+def _run(experiment: str, config: TrainConfig, cache: Path | None, threads: int | None, strategy: Strategy) -> _Outcome:
     """Run one configuration; a failure comes back as its message, so that the others go on."""
     import torch
 
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        return config, train(experiment, config, cache=cache)
+        return config, train(experiment, config, cache=cache, fabric=default_fabric(config, strategy))
     except ResidlabError as error:
         return config, str(error)
     except Exception as error:  # out of memory, for one: the other runs go on, and this one says what it was
