@@ -50,6 +50,7 @@ def run_one(args: argparse.Namespace) -> int:
     from residlab.experiments.record import Records
     from residlab.experiments.sweep import read_sweep, run_sweep, score
     from residlab.experiments.training_run import sampled
+    from residlab.training.memory import step_memory
 
     sweep = read_sweep(args.file)
     if len(sweep.configs) != 1:
@@ -59,6 +60,11 @@ def run_one(args: argparse.Namespace) -> int:
         raise ResidlabError(f"--sample must be in [0, {config.model.context}), the context; got {args.sample}")
     follower = int(os.environ.get("RANK", 0)) > 0  # under torchrun, one process speaks
     quiet: dict[str, Any] = {"say": lambda line: None} if follower else {}
+    if not follower:
+        processes = int(os.environ.get("WORLD_SIZE", 1))
+        each = " in each process" if processes > 1 else ""
+        memory = step_memory(config, processes=processes, strategy=args.strategy)
+        print(f"residlab: training takes {memory}{each}", file=sys.stderr)
     (record,) = run_sweep(sweep, Records(_results(args)), cache=args.cache_dir, strategy=args.strategy, **quiet)
     if follower:
         return 0

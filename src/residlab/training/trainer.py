@@ -117,6 +117,7 @@ class Trainer:
         config, fabric = self.config, self.fabric
         begin = time.perf_counter()
         found = self._found()
+        resumed = found is not None
         torch.manual_seed(config.seed)
         plain = Transformer(config.model, seed=config.seed)
         if found is not None:
@@ -129,6 +130,7 @@ class Trainer:
             optimizer.load_state_dict(found.optimizer)
             step, losses, skipped = found.step, found.progress["losses"], found.progress["skipped"]
             set_random_state(found.random)
+            found = None  # its tensors were copied: let go of them
         self.metrics.resume(step)
         batches = Batches(
             self.texts.train,
@@ -176,7 +178,7 @@ class Trainer:
                     self._save(plain, optimizer, step, losses, skipped)
                     saved = step
                 advance(step, loss, tokens / (time.perf_counter() - tick))
-        evaluation = self._evaluate(plain, step, write=saved < step or found is None)
+        evaluation = self._evaluate(plain, step, write=saved < step or not resumed)
         if saved < step:
             self._save(plain, optimizer, step, losses, skipped)
         self.metrics.flush()
