@@ -5,6 +5,7 @@ FOLDER STRATEGY OPTIONS: where the run is, how processes share it, JSON options 
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from residlab.models.config import ModelConfig, norm_options
@@ -37,7 +38,7 @@ def configuration(kind: str, norm: dict[str, object]) -> TrainConfig:
         accumulation=2,
         clip=0.3,
         evaluate_every=3,
-        evaluation_tokens=100,
+        evaluation_tokens=150,
         checkpoint_every=2,
         probe_every=4,
         optimizer=OptimizerConfig(kind=kind, lr=1e-2 if kind == "adamw" else 1e-3, weight_decay=0.1),
@@ -83,7 +84,8 @@ def main(folder: Path, strategy: str, options: dict) -> None:
     trainer = Ending(config, folder / "run", texts, fabric=fabric, probes={"size": size})
     trainer.stop, trainer.bad = options.get("stop"), options.get("bad")
     try:
-        trainer.run()
+        result = trainer.run()
+        (folder / f"evaluation-{strategy}-{fabric.global_rank}.json").write_text(json.dumps(asdict(result.evaluation)))
     except EndedError:
         fabric.barrier()
 

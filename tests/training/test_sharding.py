@@ -96,6 +96,17 @@ def test_a_run_goes_on_under_the_other_strategy(tmp_path):
     assert_alike(tmp_path / "whole", tmp_path / "run")
 
 
+def test_an_evaluation_is_the_same_to_the_bit_however_many_take_part(tmp_path):
+    """Of a finished run; three batches for two processes, so that one has nothing left in the last turn."""
+    alone(tmp_path)
+    with_parts(tmp_path)
+    one, first, second = (
+        json.loads((tmp_path / f"evaluation-{n}.json").read_text()) for n in ("ddp-0", "fsdp-0", "fsdp-1")
+    )
+    assert one["tokens"] == 3 * 4 * 16
+    assert first == second == one
+
+
 @pytest.mark.parametrize(("kind", "works"), [("adamw", True), ("muon", False)])
 def test_the_command_divides_where_it_can(tmp_path, kind, works):
     config = configuration(kind, {})

@@ -15,10 +15,12 @@ that was ended half-way goes on from its checkpoint, on whatever worker, if work
 
 import copy
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +51,13 @@ def read_sweep(file: Path) -> Sweep:
     Raises
     ------
     ResidlabError
-        If the file cannot be read, a key is unknown, a list is empty, or a configuration is not allowed; the message
-        names the place.
+        If the file cannot be read, a key is unknown or occurs twice, a list is empty, a name of the grid would
+        overwrite one before it, or a configuration is not allowed; the message names the place.
     """
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        values = yaml.load(file.read_text(encoding="utf-8"), _Loader)  # noqa: S506 (it is a SafeLoader)
+    except ResidlabError as error:
+        raise ResidlabError(f"{file}, {error}") from error
     except OSError as error:
         raise ResidlabError(f"{file} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -71,6 +75,13 @@ def read_sweep(file: Path) -> Sweep:
     for name, choices in grid.items():
         if not isinstance(choices, list) or not choices:
             raise ResidlabError(f"{file}: grid: {name} must be a list of at least one value; got {choices!r}")
+    names = [str(name) for name in grid]
+    for place, name in enumerate(names):
+        inside = [before for before in names[:place] if before.startswith(f"{name}.")]
+        if inside:
+            raise ResidlabError(
+                f"{file}: grid: {name} would overwrite {inside[0]}, which stands before it: put it first"
+            )
     configs: dict[str, TrainConfig] = {}
     for choice in itertools.product(*grid.values()):
         setting = dict(zip(grid, choice, strict=True))
@@ -79,9 +90,33 @@ def read_sweep(file: Path) -> Sweep:
             probes_named(config.probes)
         except (ResidlabError, TypeError, ValueError) as error:
             where = f" at {', '.join(f'{n} = {v}' for n, v in setting.items())}" if setting else ""
-            raise ResidlabError(f"{file}{where}: {error}") from error
+            raise ResidlabError(f"{file}{where}: {error}{_hint(str(error))}") from error
         configs[config.hash] = config
     return Sweep(str(values.get("experiment", file.stem)), tuple(configs.values()))
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as always, but a key that occurs twice is an error: the second would silently take the first one's place."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            first = lines.setdefault((key.tag, str(key.value)), line)
+            if first != line:
+                raise ResidlabError(f"line {line}: the key {key.value} occurs twice, first in line {first}")
+        return node
+
+
+def _hint(error: str) -> str:
+    """Return what to write where YAML took a number for text, since its numbers need a point and a sign: 1.0e-3."""
+    found = re.search(r"got '([-+]?\d+(?:\.\d*)?)e([-+]?\d+)'$", error, re.IGNORECASE)
+    if found is None:
+        return ""
+    whole, _, fraction = found[1].partition(".")
+    written, plain = f"{whole}.{fraction or 0}e{int(found[2]):+d}", format(Decimal(f"{found[1]}e{found[2]}"), "f")
+    return f" (a text, for YAML): write {written}" + (f" or {plain}" if len(plain) < 15 else "")
 
 
 def _with(base: dict[str, Any], setting: dict[str, Any]) -> dict[str, Any]:

@@ -236,6 +236,7 @@ class Trainer:
                 self.config.model.context,
                 most=self.config.evaluation_tokens,
                 batch=self.config.batch,
+                fabric=self.fabric,
             )
         reshard(model)
         if write:
