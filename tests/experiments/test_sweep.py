@@ -1,6 +1,7 @@
 """Sweeps: what a file means, what is wrong with it, and runs that go on after anything."""
 
 import pytest
+import yaml
 
 from residlab.errors import ResidlabError
 from residlab.experiments import sweep as sweep_module
@@ -85,6 +86,49 @@ def test_a_file_that_is_none(tmp_path):
         read_sweep(tmp_path / "list.yml")
 
 
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        ("1e-3", r"got '1e-3' \(a text, for YAML\): write 1\.0e-3 or 0\.001$"),
+        ("1.5E3", r"got '1.5E3' \(a text, for YAML\): write 1\.5e\+3 or 1500$"),
+        ("1e300", r"write 1\.0e\+300$"),
+        ("fast", "got 'fast'$"),
+    ],
+)
+def test_a_number_that_yaml_takes_for_text_is_shown_as_one(tmp_path, write, number, said):
+    file = write({"base": {**BASE, "optimizer": {"lr": "RATE"}}})
+    file.write_text(file.read_text().replace("RATE", number))
+    with pytest.raises(ResidlabError, match=r"lr must be a finite number >= 0; .*" + said):
+        read_sweep(file)
+    for advice in ("1.0e-3", "1.5e+3"):
+        file.write_text(file.read_text().replace(number, advice))
+        assert read_sweep(file).configs[0].optimizer.lr == float(advice)
+        number = advice
+
+
+def test_a_key_that_occurs_twice_is_named(tmp_path):
+    file = tmp_path / "twice.yml"
+    file.write_text("base:\n  steps: 3\n  model: {depth: 1}\n  steps: 4\n")
+    with pytest.raises(ResidlabError, match=r"twice\.yml, line 4: the key steps occurs twice, first in line 2$"):
+        read_sweep(file)
+
+
+def test_a_grid_may_not_overwrite_itself(write):
+    inner, outer = {"model.norm.lam_attention": [1.0, 3.0]}, {"model.norm": ["bhyt", "bhyt*"]}
+    file = write({"base": dict(BASE)})
+    text = file.read_text()
+    file.write_text(text + yaml.safe_dump({"grid": {**outer, **inner}}, sort_keys=False))
+    assert [(c.model.norm.kind, c.model.norm.lam_attention) for c in read_sweep(file).configs] == [
+        ("bhyt", 1.0),
+        ("bhyt", 3.0),
+        ("bhyt*", 1.0),
+        ("bhyt*", 3.0),
+    ]
+    file.write_text(text + yaml.safe_dump({"grid": {**inner, **outer}}, sort_keys=False))
+    with pytest.raises(ResidlabError, match=r"grid: model\.norm would overwrite model\.norm\.lam_attention, .*first"):
+        read_sweep(file)
+
+
 def test_what_is_recorded_is_not_run_again(tmp_path, write):
     sweep = read_sweep(write({"base": dict(BASE), "grid": {"seed": [0, 1]}}))
     records, told = Records(tmp_path / "runs.jsonl"), []
@@ -125,10 +169,10 @@ def test_a_run_that_diverges_is_recorded_as_that_and_stops_no_other(tmp_path, wr
 def test_an_error_that_nobody_foresaw_stops_no_other(tmp_path, write, monkeypatch):
     train = sweep_module.train
 
-    def broken(experiment, config, *, cache):
+    def broken(experiment, config, **options):
         if config.seed == 0:
             raise MemoryError("too little")
-        return train(experiment, config, cache=cache)
+        return train(experiment, config, **options)
 
     monkeypatch.setattr(sweep_module, "train", broken)
     records = Records(tmp_path / "runs.jsonl")

@@ -1,9 +1,6 @@
 """Corpora: every document in one split and one only, whatever the order; clear words about what cannot be read."""
 
 import hashlib
-import json
-import sys
-import types
 from fractions import Fraction
 
 import pytest
@@ -220,80 +217,3 @@ def test_shakespeare_is_divided_by_play():
         "Titus Andronicus",
     }
     assert sum(len(text.encode()) for text in texts(made)) == made.size
-
-
-# --- Datasets: what load_dataset returns is an iterable of rows
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    """Stand in for ``datasets``: ``hub.rows`` is what a dataset holds, ``hub.asked`` what was asked of it."""
-    module = types.ModuleType("datasets")
-    module.rows, module.asked = [], []
-
-    def load_dataset(*args, **options):
-        module.asked.append((args, options))
-        return iter(module.rows() if callable(module.rows) else module.rows)
-
-    module.load_dataset = load_dataset
-    monkeypatch.setitem(sys.modules, "datasets", module)
-    return module
-
-
-def test_a_dataset_is_streamed(hub):
-    hub.rows = [{"text": "one"}, {"text": ""}, {"text": None}, {"text": "two", "url": "x"}]
-    made = corpus("hf:someone/some:en", split="test", revision="abc")
-    assert not hub.asked  # nothing is asked of the network before a text is
-    assert [(d.name, d.text) for d in made.documents()] == [
-        ("hf:someone/some:en, row 0", "one"),
-        ("hf:someone/some:en, row 3", "two"),
-    ]
-    assert hub.asked[0] == (("someone/some", "en"), {"split": "test", "revision": "abc", "streaming": True})
-    assert texts(made, "train") + texts(made, "validation") in (["one", "two"], ["two", "one"])
-    assert corpus("hf:someone/some:en", split="test").fingerprint != made.fingerprint
-
-
-def test_a_stream_stops_at_its_limit(hub):
-    hub.rows = lambda: ({"body": f"ééé{i}"} for i in range(10**9))
-    made = corpus("hf:endless", column="body", max_bytes=20)
-    assert texts(made) == ["ééé0", "ééé1", "ééé2"]
-    assert made.size == 20
-
-
-def test_a_missing_column_names_those_there_are(hub):
-    hub.rows = [{"content": "one", "url": "x"}]
-    with pytest.raises(ResidlabError, match="hf:a has no text in column 'text'; its columns are content, url"):
-        texts(corpus("hf:a"))
-
-
-def test_a_broken_stream_is_one_sentence(hub):
-    def rows():
-        yield {"text": "one"}
-        raise ConnectionError("reset\nby peer")
-
-    hub.rows = rows
-    with pytest.raises(ResidlabError, match=r"^hf:a cannot be read: ConnectionError: reset$"):
-        texts(corpus("hf:a"))
-
-
-def test_without_datasets_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ResidlabError, match="hf:a needs datasets, which is not installed: pip install datasets"):
-        texts(corpus("hf:a"))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_local_dataset_is_read_by_the_real_library(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    pytest.importorskip("datasets", reason="not run: pip install datasets")
-    folder = tmp_path / "set"
-    folder.mkdir()
-    lines = [json.dumps({"text": f"document {i}"}) for i in range(30)]
-    (folder / "train.jsonl").write_text("\n".join(lines))
-    made = corpus(f"hf:{folder}")
-    assert texts(made) == [f"document {i}" for i in range(30)]
-    (folder / "train.jsonl").write_text("\n".join(lines[:20]))
-    assert corpus(f"hf:{folder}").fingerprint != made.fingerprint
-    with pytest.raises(ResidlabError, match="cannot be read"):
-        texts(corpus(f"hf:{tmp_path / 'nowhere'}"))

@@ -17,6 +17,13 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_common(parser)
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="print a text of N tokens from the model")
+    parser.add_argument(
+        "--strategy",
+        choices=("ddp", "fsdp"),
+        default="ddp",
+        help="how processes started by torchrun train one model: each holds all of it (ddp, the default) or a part of "
+        "weights, gradients and optimizer state (fsdp); the result is the same up to rounding",
+    )
     add_named_arguments(parser)
 
 
@@ -47,6 +54,7 @@ def run_one(args: argparse.Namespace) -> int:
     from residlab.experiments.record import Records
     from residlab.experiments.sweep import read_sweep, run_sweep, score
     from residlab.experiments.training_run import sampled
+    from residlab.training.memory import step_memory
 
     if is_named(args.file) and not args.file.exists():
         return run_named(args)
@@ -59,7 +67,12 @@ def run_one(args: argparse.Namespace) -> int:
         raise ResidlabError(f"--sample must be in [0, {config.model.context}), the context; got {args.sample}")
     follower = int(os.environ.get("RANK", 0)) > 0  # under torchrun, one process speaks
     quiet: dict[str, Any] = {"say": lambda line: None} if follower else {}
-    (record,) = run_sweep(sweep, Records(_results(args)), cache=args.cache_dir, **quiet)
+    if not follower:
+        processes = int(os.environ.get("WORLD_SIZE", 1))
+        each = " in each process" if processes > 1 else ""
+        memory = step_memory(config, processes=processes, strategy=args.strategy)
+        print(f"residlab: training takes {memory}{each}", file=sys.stderr)
+    (record,) = run_sweep(sweep, Records(_results(args)), cache=args.cache_dir, strategy=args.strategy, **quiet)
     if follower:
         return 0
     metrics = record.metrics

@@ -15,10 +15,12 @@ that was ended half-way goes on from its checkpoint, on whatever worker, if work
 
 import copy
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ from residlab.experiments.probes import probes_named
 from residlab.experiments.record import Record, Records
 from residlab.experiments.training_run import run_hash, train
 from residlab.training.config import TrainConfig
+from residlab.training.sharding import Strategy
+from residlab.training.trainer import default_fabric
 
 KEYS = ("experiment", "base", "grid")
 
@@ -47,11 +51,13 @@ def read_sweep(file: Path) -> Sweep:
     Raises
     ------
     ResidlabError
-        If the file cannot be read, a key is unknown, a list is empty, or a configuration is not allowed; the message
-        names the place.
+        If the file cannot be read, a key is unknown or occurs twice, a list is empty, a name of the grid would
+        overwrite one before it, or a configuration is not allowed; the message names the place.
     """
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        values = yaml.load(file.read_text(encoding="utf-8"), _Loader)  # noqa: S506 (it is a SafeLoader)
+    except ResidlabError as error:
+        raise ResidlabError(f"{file}, {error}") from error
     except OSError as error:
         raise ResidlabError(f"{file} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -69,6 +75,13 @@ def read_sweep(file: Path) -> Sweep:
     for name, choices in grid.items():
         if not isinstance(choices, list) or not choices:
             raise ResidlabError(f"{file}: grid: {name} must be a list of at least one value; got {choices!r}")
+    names = [str(name) for name in grid]
+    for place, name in enumerate(names):
+        inside = [before for before in names[:place] if before.startswith(f"{name}.")]
+        if inside:
+            raise ResidlabError(
+                f"{file}: grid: {name} would overwrite {inside[0]}, which stands before it: put it first"
+            )
     configs: dict[str, TrainConfig] = {}
     for choice in itertools.product(*grid.values()):
         setting = dict(zip(grid, choice, strict=True))
@@ -77,9 +90,33 @@ def read_sweep(file: Path) -> Sweep:
             probes_named(config.probes)
         except (ResidlabError, TypeError, ValueError) as error:
             where = f" at {', '.join(f'{n} = {v}' for n, v in setting.items())}" if setting else ""
-            raise ResidlabError(f"{file}{where}: {error}") from error
+            raise ResidlabError(f"{file}{where}: {error}{_hint(str(error))}") from error
         configs[config.hash] = config
     return Sweep(str(values.get("experiment", file.stem)), tuple(configs.values()))
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as always, but a key that occurs twice is an error: the second would silently take the first one's place."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            first = lines.setdefault((key.tag, str(key.value)), line)
+            if first != line:
+                raise ResidlabError(f"line {line}: the key {key.value} occurs twice, first in line {first}")
+        return node
+
+
+def _hint(error: str) -> str:
+    """Return what to write where YAML took a number for text, since its numbers need a point and a sign: 1.0e-3."""
+    found = re.search(r"got '([-+]?\d+(?:\.\d*)?)e([-+]?\d+)'$", error, re.IGNORECASE)
+    if found is None:
+        return ""
+    whole, _, fraction = found[1].partition(".")
+    written, plain = f"{whole}.{fraction or 0}e{int(found[2]):+d}", format(Decimal(f"{found[1]}e{found[2]}"), "f")
+    return f" (a text, for YAML): write {written}" + (f" or {plain}" if len(plain) < 15 else "")
 
 
 def _with(base: dict[str, Any], setting: dict[str, Any]) -> dict[str, Any]:
@@ -106,6 +143,7 @@ def run_sweep(
     cache: Path | None = None,
     jobs: int = 1,
     scheduler: str | None = None,
+    strategy: Strategy = "ddp",
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
 ) -> list[Record]:
     """Run what has no record yet, and return all records of the sweep, in its order.
@@ -122,6 +160,8 @@ def run_sweep(
         Processes on this machine, torch's threads divided among them.
     scheduler
         Address of a Dask scheduler (``tcp://...``), whose workers run instead.
+    strategy
+        As for `default_fabric`: how the processes of ``torchrun`` share each run.
     say
         Told each run that ends.
 
@@ -137,7 +177,7 @@ def run_sweep(
     if known:
         say(f"residlab: {known} of {len(sweep.configs)} runs of {sweep.experiment} are recorded already")
     failures, done = [], 0
-    with _workers(scheduler, min(jobs, len(waiting)) or 1) as submit:
+    with _workers(scheduler, min(jobs, len(waiting)) or 1, strategy) as submit:
         for config, outcome in submit(sweep.experiment, waiting, cache):
             done += 1
             if isinstance(outcome, Record):
@@ -164,10 +204,10 @@ _Submit = Callable[[str, list[TrainConfig], "Path | None"], Iterator[_Outcome]]
 
 
 @contextmanager
-def _workers(scheduler: str | None, jobs: int) -> Iterator[_Submit]:
+def _workers(scheduler: str | None, jobs: int, strategy: Strategy) -> Iterator[_Submit]:
     """Yield what runs configurations and returns them as they end: in this process, in several, or on a cluster."""
     if scheduler is None and jobs == 1:
-        yield lambda experiment, configs, cache: (_run(experiment, config, cache, None) for config in configs)
+        yield lambda experiment, configs, cache: (_run(experiment, config, cache, None, strategy) for config in configs)
         return
     try:
         import joblib
@@ -178,7 +218,7 @@ def _workers(scheduler: str | None, jobs: int) -> Iterator[_Submit]:
         import torch
 
         threads = None if scheduler else max(1, torch.get_num_threads() // jobs)
-        calls = (joblib.delayed(_run)(experiment, config, cache, threads) for config in configs)
+        calls = (joblib.delayed(_run)(experiment, config, cache, threads, strategy) for config in configs)
         pool = joblib.Parallel(n_jobs=-1 if scheduler else jobs, return_as="generator_unordered", batch_size=1)
         return iter(pool(calls))
 
@@ -197,14 +237,14 @@ def _workers(scheduler: str | None, jobs: int) -> Iterator[_Submit]:
         yield submit
 
 
-def _run(experiment: str, config: TrainConfig, cache: Path | None, threads: int | None) -> _Outcome:
+def _run(experiment: str, config: TrainConfig, cache: Path | None, threads: int | None, strategy: Strategy) -> _Outcome:
     """Run one configuration; a failure comes back as its message, so that the others go on."""
     import torch
 
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        return config, train(experiment, config, cache=cache)
+        return config, train(experiment, config, cache=cache, fabric=default_fabric(config, strategy))
     except ResidlabError as error:
         return config, str(error)
     except Exception as error:  # out of memory, for one: the other runs go on, and this one says what it was

@@ -11,7 +11,7 @@ a file                   its documents are separated by form feeds, or by ``sepa
                          line where there is one), so that a validation passage has neighbours in training
 a folder                 its ``*.txt`` and ``*.md``, each a document, or several where form feeds or ``separator`` are;
                          a folder of one file is read as that file
-``"hf:NAME[:CONFIG]"``   rows of a Hugging Face dataset, streamed; ``NAME`` may be a local folder of data files
+``"hf:NAME[:CONFIG]"``   rows of a Hugging Face dataset, or of a local folder of data files (`residlab.training.hub`)
 ======================== ===========================================================================================
 
 A document goes to validation if the first 64 bits of the SHA-256 of its text, over ``2**64``, are less than the share.
@@ -20,24 +20,22 @@ a split would be empty does it get one document, that of the least or greatest h
 """
 
 import hashlib
-import importlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from residlab.data import fetch, sources, texts
 from residlab.data.manifest import sha256_once
 from residlab.errors import ResidlabError
-from residlab.training import textfiles
+from residlab.training import hub, textfiles
 
 Split = Literal["train", "validation"]
 
 NAMES = {"wikipedia": 4_885_535, "shakespeare": 5_318_858}  # bytes of UTF-8
 VALIDATION = 0.05
-STREAMED = 100_000_000
 _READING = "1"  # raise it when a source is read into other documents, so that cached tokens are made anew
 
 
@@ -76,7 +74,7 @@ class Corpus:
     fingerprint
         A hash of what it is read from and how, and of the share; the order of files does not change it.
     size
-        Bytes of UTF-8; for a stream, the most that are read.
+        Bytes of UTF-8; for a dataset, a bound.
     validation
         The share of documents held out, in (0, 1).
     credit
@@ -139,8 +137,8 @@ def corpus(
     *,
     validation: float = VALIDATION,
     separator: str | None = None,
-    split: str = "train",
-    column: str = "text",
+    split: str | None = None,
+    column: str | None = None,
     revision: str | None = None,
     max_bytes: int | None = None,
     cache: Path | None = None,
@@ -150,15 +148,16 @@ def corpus(
     Parameters
     ----------
     source
-        ``"wikipedia"``, ``"shakespeare"``, a path, or ``"hf:NAME[:CONFIG]"``. A path that is one of these names must
+        ``"wikipedia"``, ``"shakespeare"``, a path, or ``"hf:NAME..."``. A path that is one of these names must
         be given as a ``Path`` or begin with ``./``.
     validation
         The share of documents held out, in (0, 1).
     separator
         Of text files: what stands between two documents.
     split, column, revision, max_bytes
-        Of a dataset: which of its splits is read (and divided again), the column of the text, a commit or tag, and
-        after how many bytes of text to stop (by default 100 MB; the document that reaches it is the last).
+        Of a dataset, what its name does not say: which of its splits is read (and divided again; by default
+        ``train``), the column of the text (``text``), a commit or tag, and after how many bytes of text to stop (100
+        MB; the document that reaches it is the last).
     cache
         The cache folder; by default `residlab.data.cache.cache_dir`.
 
@@ -166,11 +165,12 @@ def corpus(
     ------
     ResidlabError
         If there is no such corpus, it was not fetched, a folder holds no text files, or an option is out of range or
-        belongs to another kind of source. Text that is not UTF-8, an empty corpus, and that ``datasets`` or the network
-        is missing, are found when it is read; with its tokens in the cache, a dataset needs neither.
+        belongs to another kind of source. Text that is not UTF-8 and an empty corpus are found when it is read. A
+        dataset that is not in the cache is streamed at once, which needs ``datasets`` and, for the hub, a network.
     """
     streamed = isinstance(source, str) and source.startswith("hf:")
-    if not streamed and (split, column, revision, max_bytes) != ("train", "text", None, None):
+    options = {"split": split, "column": column, "revision": revision, "max_bytes": max_bytes}
+    if not streamed and any(value is not None for value in options.values()):
         raise ResidlabError(f"split, column, revision and max_bytes belong to hf:NAME; got {source}")
     if separator is not None and (streamed or source in NAMES):
         raise ResidlabError(f"separator belongs to text files; got {source}")
@@ -179,8 +179,7 @@ def corpus(
     if isinstance(source, str) and source in NAMES:
         return _fetched(source, validation, cache)
     if isinstance(source, str) and streamed:
-        limit = STREAMED if max_bytes is None else max_bytes
-        return _streamed(source, validation, split, column, revision, limit)
+        return _streamed(hub.dataset(source, **options), validation, cache)
     path = Path(source).expanduser()
     if not _exists(path):
         raise ResidlabError(f"there is no corpus {str(source)[:200]!r}: no such file or folder, nor {_known()}")
@@ -220,11 +219,6 @@ def _made(
 def _check_share(validation: object) -> None:
     if not isinstance(validation, int | float) or not 0 < validation < 1:
         raise ResidlabError(f"validation must be a share between 0 and 1, both excluded; got {validation!r}")
-
-
-def _check_limit(max_bytes: object) -> None:
-    if not isinstance(max_bytes, int) or max_bytes < 1:
-        raise ResidlabError(f"max_bytes must be a whole number >= 1; got {max_bytes!r}")
 
 
 # --- Fetched
@@ -281,45 +275,13 @@ def _is_still(file: Path, known: str) -> bool:
 # --- Datasets of the Hugging Face hub
 
 
-def _streamed(source: str, validation: float, split: str, column: str, revision: str | None, max_bytes: int) -> Corpus:
-    name, _, config = source.removeprefix("hf:").partition(":")
-    if not name:
-        raise ResidlabError(f"hf: needs the name of a dataset, hf:NAME[:CONFIG]; got {source!r}")
-    _check_limit(max_bytes)
-    local = Path(name)
-    held = sorted(file for file in local.rglob("*") if file.is_file()) if local.is_dir() else []
-    content = [[file.relative_to(local).as_posix(), sha256_once(file)] for file in held]
-    key = ["hf", content or name, config, split, column, revision, max_bytes]
-
-    def rows() -> Iterator[dict[str, Any]]:
-        try:
-            yield from _load_dataset(source)(name, config or None, split=split, revision=revision, streaming=True)
-        except ResidlabError:
-            raise
-        except Exception as error:  # datasets, its many file systems and HTTP clients each raise their own
-            reason = str(error).strip().splitlines()[:1] or [""]
-            raise ResidlabError(f"{source} cannot be read: {type(error).__name__}: {reason[0]}") from error
+def _streamed(wanted: hub.Dataset, validation: float, cache: Path | None) -> Corpus:
+    _check_share(validation)  # before anything is brought
+    file = hub.documents_file(wanted, cache)
 
     def read() -> Iterator[Document]:
-        taken = 0
-        for number, row in enumerate(rows()):
-            text = row.get(column, 0)
-            if text is None:
-                continue
-            if not isinstance(text, str):
-                raise ResidlabError(f"{source} has no text in column {column!r}; its columns are {', '.join(row)}")
-            yield Document(f"{source}, row {number}", text)
-            taken += len(text.encode(errors="replace"))
-            if taken >= max_bytes:
-                return
+        for row, text in hub.documents(file):
+            yield Document(f"{wanted.source}, row {row}", text)
 
-    return _made(source, key, max_bytes, validation, "", read)
-
-
-def _load_dataset(source: str) -> Callable[..., Iterable[dict[str, Any]]]:
-    try:
-        module: Any = importlib.import_module("datasets")
-    except ImportError as error:
-        raise ResidlabError(f"{source} needs datasets, which is not installed: pip install datasets") from error
-    load: Callable[..., Iterable[dict[str, Any]]] = module.load_dataset
-    return load
+    key = ["hf", sha256_once(file)]
+    return _made(wanted.source, key, min(wanted.max_bytes, file.stat().st_size), validation, "", read)

@@ -1,12 +1,18 @@
 """How well a model predicts a text: nats per token, and bits per byte, which does not depend on the tokenizer."""
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from residlab.training.batches import evaluation_windows
+from residlab.training.batches import EvaluationBatch, evaluation_windows
 from residlab.training.tokens import TokenFile, bits_per_byte
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 @dataclass(frozen=True)
@@ -21,11 +27,18 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, tokens: TokenFile, context: int, *, most: int | None = None, batch: int = 16
+    model: nn.Module,
+    tokens: TokenFile,
+    context: int,
+    *,
+    most: int | None = None,
+    batch: int = 16,
+    fabric: "Fabric | None" = None,
 ) -> Evaluation:
     """Return a model's loss on a text, each token predicted once, from those before it in its window.
 
-    ``bits per byte = total nats / (ln 2 * bytes of the predicted tokens)``. Sums in float64.
+    ``bits per byte = total nats / (ln 2 * bytes of the predicted tokens)``. Sums in float64, in the order of the text,
+    however many processes there are.
 
     Parameters
     ----------
@@ -39,6 +52,8 @@ def evaluate(
         Stop after so many predicted tokens.
     batch
         Windows at once.
+    fabric
+        Lightning Fabric, whose processes take turns with the batches; all must call this. By default one process.
 
     Raises
     ------
@@ -46,15 +61,41 @@ def evaluate(
         If the text is shorter than a window.
     """
     device = next(model.parameters()).device
-    nats, counted, size = 0.0, 0, 0
-    for windows in evaluation_windows(tokens, context, batch=batch):
-        tokens_here = torch.from_numpy(windows.tokens).to(device)
-        logits = model(tokens_here[:, :-1])
-        precise = logits if logits.dtype == torch.float64 else logits.float()
-        losses = nn.functional.cross_entropy(precise.flatten(0, 1), tokens_here[:, 1:].flatten(), reduction="none")
-        nats += float(losses.double()[torch.from_numpy(windows.mask).to(device).flatten()].sum())
-        counted += int(windows.mask.sum())
-        size += int(windows.bytes.sum())
-        if most is not None and counted >= most:
-            break
+    rank, world = (0, 1) if fabric is None else (fabric.global_rank, fabric.world_size)
+    windows = _enough(evaluation_windows(tokens, context, batch=batch), most)
+    sums: list[float] = []
+    batches = counted = size = 0
+    while turn := list(itertools.islice(windows, world)):
+        # In the last turn some have nothing left, and compute what does not count: where parameters are divided, every
+        # process must take part in every forward.
+        sums.append(_nats(model, turn[min(rank, len(turn) - 1)], device))
+        batches += len(turn)
+        counted += sum(int(each.mask.sum()) for each in turn)
+        size += sum(int(each.bytes.sum()) for each in turn)
+    if fabric is not None and world > 1:
+        mine = torch.tensor(sums, dtype=torch.float64, device=fabric.device)
+        sums = cast(Tensor, fabric.all_gather(mine)).T.flatten()[:batches].tolist()
+    nats = 0.0
+    for each in sums:  # one after the other: sum() of Python 3.12 rounds otherwise than that of 3.11
+        nats += each
     return Evaluation(nats / counted, bits_per_byte(nats, size), counted, size)
+
+
+def _enough(windows: Iterator[EvaluationBatch], most: int | None) -> Iterator[EvaluationBatch]:
+    """Yield windows until so many predictions are reached."""
+    counted = 0
+    for each in windows:
+        yield each
+        counted += int(each.mask.sum())
+        if most is not None and counted >= most:
+            return
+
+
+def _nats(model: nn.Module, windows: EvaluationBatch, device: torch.device) -> float:
+    """Return the loss of a batch, summed over its predictions."""
+    tokens = torch.from_numpy(windows.tokens).to(device)
+    logits = model(tokens[:, :-1])
+    precise = logits if logits.dtype == torch.float64 else logits.float()
+    losses = nn.functional.cross_entropy(precise.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    # On the CPU, since mps has no float64.
+    return float(losses.cpu().double()[torch.from_numpy(windows.mask).flatten()].sum())

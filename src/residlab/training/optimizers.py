@@ -28,8 +28,10 @@ from residlab.checks import is_real
 from residlab.errors import ResidlabError
 from residlab.training.optimizer_config import SETTINGS, Kind, OptimizerConfig
 from residlab.training.parts import Assignment, Part, Role, adamw_part, matrix_part
+from residlab.training.sharding import gathered, is_sharded
 
 __all__ = [
+    "ENTRYWISE",
     "SETTINGS",
     "Assignment",
     "Kind",
@@ -40,6 +42,9 @@ __all__ = [
     "grad_norm",
     "make_optimizer",
 ]
+
+ENTRYWISE: tuple[Kind, ...] = ("adamw", "signgd")
+"""The kinds that need no whole matrix, and so take parameters that are divided among processes."""
 
 # --- Which parameter goes where
 
@@ -207,8 +212,8 @@ def make_optimizer(
     Raises
     ------
     ResidlabError
-        If a parameter cannot be taken (complex, sparse gradients, a side beyond ``max_dimension``), there is none, or
-        the library is missing.
+        If a parameter cannot be taken (complex, sparse gradients, a side beyond ``max_dimension``), there is none, the
+        library is missing, or parameters are divided among processes and the kind is not in `ENTRYWISE`.
 
     Notes
     -----
@@ -217,6 +222,11 @@ def make_optimizer(
     in bfloat16, keep parameters in float32 under autocast. ``soap`` and ``kl-shampoo`` move no matrix at their first
     step, which starts their factors.
     """
+    if config.kind not in ENTRYWISE and any(map(is_sharded, model.parameters())):
+        raise ResidlabError(
+            f"{config.kind} needs whole matrices, and fsdp divides them among processes: "
+            f"use {' or '.join(ENTRYWISE)}, or the strategy ddp"
+        )
     assignments = assign(model, config, heads)
     inside = [a for a in assignments if a.role == "matrix"]
     rest = [a for a in assignments if a.role != "matrix"]
@@ -233,11 +243,12 @@ def make_optimizer(
 def grad_norm(parameters: nn.Module | Iterable[Tensor]) -> Tensor:
     """Return the 2-norm of all gradients together, 0-d, in float32 at least; zero if there is none.
 
-    No synchronisation with the device. In float32, entries beyond 1.8e19 give infinity and those under 1e-23 vanish.
+    Over all parts of gradients that are divided among processes. No synchronisation with the device. In float32,
+    entries beyond 1.8e19 give infinity and those under 1e-23 vanish.
     """
     gradients = [p.grad for p in _parameters(parameters) if p.grad is not None]
     half = (torch.float16, torch.bfloat16)
-    return torch.nn.utils.get_total_norm([g.float() if g.dtype in half else g for g in gradients])
+    return gathered(torch.nn.utils.get_total_norm([g.float() if g.dtype in half else g for g in gradients]))
 
 
 def clip(parameters: nn.Module | Iterable[Tensor], max_norm: float) -> Tensor:

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from residlab.errors import ResidlabError
 from residlab.training.optimizer_config import Kind, OptimizerConfig
+from residlab.training.sharding import divided_like
 
 Role = Literal["matrix", "embedding", "output", "other"]
 
@@ -113,6 +114,8 @@ class Part:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Take over what `state_dict` returned, bit for bit (torch's own loading casts to the parameter's dtype).
 
+        Of a parameter that is divided among processes, the saved state is whole; each process takes its part.
+
         Raises
         ------
         ResidlabError
@@ -134,7 +137,7 @@ class Part:
         for group, entries in zip(self.optimizer.param_groups, saved["groups"], strict=True):
             for key in [key for key in group if self._moves(key)]:
                 del group[key]
-            group.update(_copied(entries, None))
+            group.update(_copied(entries))
             on_device = group.get("fused") or group.get("capturable")
             here = {id(parameter) for parameter in group["params"]}
             for name, state in saved["state"].items():
@@ -142,19 +145,22 @@ class Part:
                 if id(parameter) in here:
                     # AdamW counts its steps on the CPU, unless one kernel does everything.
                     copied = {
-                        key: _copied(value, None if key == "step" and not on_device else parameter.device)
+                        key: _copied(value, None if key == "step" and not on_device else parameter)
                         for key, value in state.items()
                     }
                     self.optimizer.state[parameter] = copied
 
 
-def _copied(value: Any, device: torch.device | None) -> Any:
+def _copied(value: Any, beside: Tensor | None = None) -> Any:
+    """Return copies of nested tensors, on the device of ``beside`` and divided as it is."""
     if isinstance(value, Tensor):
-        return value.detach().to(device or value.device, copy=True)
+        if beside is None:
+            return value.detach().clone()
+        return divided_like(value.detach().to(beside.device, copy=True), beside)
     if isinstance(value, dict):
-        return {key: _copied(item, device) for key, item in value.items()}
+        return {key: _copied(item, beside) for key, item in value.items()}
     if isinstance(value, list | tuple | set):
-        return type(value)(_copied(item, device) for item in value)
+        return type(value)(_copied(item, beside) for item in value)
     return value
 
 

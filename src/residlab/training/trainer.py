@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ from residlab.training.config import TrainConfig
 from residlab.training.evaluation import Evaluation, evaluate
 from residlab.training.optimizers import TrainingOptimizer, clip, grad_norm, make_optimizer
 from residlab.training.progress import training_bar
+from residlab.training.sharding import Strategy, reshard, shard, whole, whole_model
 from residlab.training.tokens import TokenizedCorpus
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ FLUSH_EVERY = 100
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What came out: the model, its last evaluation, and how the run went."""
+    """What came out: the model (its parameters divided, if they were in training), its last evaluation, and the run."""
 
     model: Transformer
     evaluation: Evaluation
@@ -76,7 +77,9 @@ class Trainer:
         Lightning Fabric, for several processes or another device; by default one process on the best device here.
     probes
         Name -> a function of the model and the token ids of the step's batch, called every ``probe_every`` steps, after
-        the update, without gradients unless it asks for them; what it returns goes into the metrics.
+        the update, without gradients unless it asks for them; what it returns goes into the metrics. Of several
+        processes, the first one's part of the batch and answers count; where parameters are divided, only it calls
+        them, with a whole copy of the model that its device must have room for.
 
     Raises
     ------
@@ -113,19 +116,21 @@ class Trainer:
         """
         config, fabric = self.config, self.fabric
         begin = time.perf_counter()
-        found = latest_checkpoint(self.folder, config.to_dict())
+        found = self._found()
+        resumed = found is not None
         torch.manual_seed(config.seed)
         plain = Transformer(config.model, seed=config.seed)
         if found is not None:
             plain.load_state_dict(found.model)
-        optimizer = make_optimizer(plain, config.optimizer)
         compiled = cast(nn.Module, torch.compile(plain)) if config.compile else plain
         model = fabric.setup_module(compiled)
+        optimizer = make_optimizer(plain, config.optimizer)  # on the device, and of what FSDP made of the parameters
         step, losses, skipped = 0, [], 0
         if found is not None:
             optimizer.load_state_dict(found.optimizer)
             step, losses, skipped = found.step, found.progress["losses"], found.progress["skipped"]
             set_random_state(found.random)
+            found = None  # its tensors were copied: let go of them
         self.metrics.resume(step)
         batches = Batches(
             self.texts.train,
@@ -173,11 +178,24 @@ class Trainer:
                     self._save(plain, optimizer, step, losses, skipped)
                     saved = step
                 advance(step, loss, tokens / (time.perf_counter() - tick))
-        evaluation = self._evaluate(plain, step, write=saved < step or found is None)
+        evaluation = self._evaluate(plain, step, write=saved < step or not resumed)
         if saved < step:
             self._save(plain, optimizer, step, losses, skipped)
         self.metrics.flush()
         return TrainingResult(plain, evaluation, tuple(losses), skipped, time.perf_counter() - begin)
+
+    def _found(self) -> Checkpoint | None:
+        """Return the newest checkpoint, the same for all processes."""
+        self.fabric.barrier()  # the first process may have waited for another run to finish this one
+        found = latest_checkpoint(self.folder, self.config.to_dict())
+        step = 0 if found is None else found.step
+        first = self.fabric.broadcast(step)
+        if step != first:
+            raise ResidlabError(
+                f"process {self.fabric.global_rank} finds step {step} in {self.folder}, the first process step "
+                f"{first}: processes of one run must share the cache folder"
+            )
+        return found
 
     def _update(
         self, model: "_FabricModule", plain: nn.Module, optimizer: TrainingOptimizer, ids: Tensor
@@ -203,9 +221,12 @@ class Trainer:
     def _due(self, every: int, step: int) -> bool:
         return every > 0 and step % every == 0
 
-    def _probe(self, model: nn.Module, ids: Tensor) -> dict[str, Any]:
+    def _probe(self, model: Transformer, ids: Tensor) -> dict[str, Any]:
+        seen = whole_model(model, keep=self.fabric.is_global_zero)
+        if seen is None:
+            return {}
         with torch.no_grad():
-            return {name: probe(model, ids[:, :-1]) for name, probe in self.probes.items()}
+            return {name: probe(seen, ids[:, :-1]) for name, probe in self.probes.items()}
 
     def _evaluate(self, model: Transformer, step: int, write: bool = True) -> Evaluation:
         with self.fabric.autocast():
@@ -215,41 +236,58 @@ class Trainer:
                 self.config.model.context,
                 most=self.config.evaluation_tokens,
                 batch=self.config.batch,
+                fabric=self.fabric,
             )
+        reshard(model)
         if write:
             self.metrics.write({"step": step, "evaluation": asdict(result)})
         return result
 
     def _save(self, model: nn.Module, optimizer: Any, step: int, losses: list[float], skipped: int) -> None:
         self.metrics.flush()
-        if self.fabric.is_global_zero:
+        first = self.fabric.is_global_zero
+        weights, state = whole(dict(model.state_dict()), keep=first), whole(optimizer.state_dict(), keep=first)
+        if first:
             progress = {"losses": losses, "skipped": skipped}
-            weights, state = dict(model.state_dict()), optimizer.state_dict()
             save_checkpoint(
                 self.folder, Checkpoint(step, self.config.to_dict(), weights, state, random_state(), progress)
             )
         self.fabric.barrier()
 
 
-def default_fabric(config: TrainConfig) -> "Fabric":
+def default_fabric(config: TrainConfig, strategy: Strategy = "ddp") -> "Fabric":
     """Return Lightning Fabric on the best device of this machine: for one process, or for those of ``torchrun``.
+
+    Parameters
+    ----------
+    config
+        Says the precision.
+    strategy
+        How several processes train one model: ``ddp``, each holds all of it; ``fsdp``, each holds a part
+        (`residlab.training.sharding`). The result does not depend on it, up to rounding.
 
     Raises
     ------
     ResidlabError
-        If lightning-fabric is not installed.
+        If lightning-fabric is not installed, or there is no such strategy.
     """
+    if strategy not in get_args(Strategy):
+        raise ResidlabError(f"strategy must be one of {', '.join(get_args(Strategy))}; got {strategy!r}")
     try:
         from lightning_fabric import Fabric
+        from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
     except ImportError as error:
         raise ResidlabError("training needs lightning-fabric: pip install residlab[training]") from error
     precision = "bf16-mixed" if config.precision == "bfloat16" else "32-true"
     accelerator = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     local, world = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), int(os.environ.get("WORLD_SIZE", 1))
     together = torch.distributed.is_torchelastic_launched() and world > 1
+    sharded = ModelParallelStrategy(
+        lambda model, mesh: shard(model, mesh["data_parallel"]), data_parallel_size=world, tensor_parallel_size=1
+    )
     fabric = Fabric(
         accelerator=accelerator,
-        strategy="ddp" if together else "auto",
+        strategy="auto" if not together else sharded if strategy == "fsdp" else "ddp",
         devices=local if together else 1,
         num_nodes=world // local if together else 1,
         precision=precision,  # type: ignore[arg-type]
