@@ -122,6 +122,7 @@ def test_the_harness_itself_on_a_local_task(tmp_path, folder, monkeypatch):
         tasks=list(tasks),
         task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
         batch_size=2,
+        device="cuda:0",  # the default of its command line, wherever it runs
         log_samples=True,
         bootstrap_iters=0,
     )

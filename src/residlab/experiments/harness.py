@@ -15,10 +15,9 @@ From Python, call `register` and pass ``model="residlab"`` to ``lm_eval.simple_e
 ``tokenizer=bytes``       bytes (the default), or a file that `BPETokenizer.to_json` wrote
 ``cache_dir=FOLDER``      the cache (default: the user's)
 ``context=N``             inputs of a forward (default: the model's context)
-``device=cpu``            or cuda, mps (default: cpu)
 ========================= ==============================================================================================
 
-and the harness's own ``--batch_size``. What is computed is in `residlab.experiments.scoring`.
+and the harness's own ``--batch_size`` and ``--device``. What is computed is in `residlab.experiments.scoring`.
 """
 
 import importlib
@@ -26,6 +25,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from residlab.errors import ResidlabError
 from residlab.experiments.scoring import NEW_TOKENS, TextScorer
@@ -124,9 +125,11 @@ def register() -> type:
     class ResidlabLM(api.LM):  # type: ignore[misc]
         """A `TextScorer` as the harness calls it."""
 
-        def __init__(self, max_batch_size: int | None = None, **arguments: Any) -> None:
+        def __init__(self, max_batch_size: int | None = None, device: str | None = None, **arguments: Any) -> None:
             super().__init__()
-            self.scorer = scorer(**arguments)
+            if device == "cuda:0" and not torch.cuda.is_available():  # what its command line says when asked nothing
+                device = None
+            self.scorer = scorer(device=device, **arguments)
 
         tokenizer_name = NAME
 
