@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from residlab.errors import ResidlabError
-from residlab.experiments.departure import movement, role
+from residlab.experiments.departure import movement, role, root_mean_squares
 from residlab.experiments.training_run import run_hash, started, texts_of, train, trained
 from residlab.models.config import ModelConfig, norm_options
 from residlab.models.transformer import Transformer
@@ -62,6 +62,16 @@ def test_movement_is_relative_by_role_and_in_all():
     moved = sum(float(start[f"blocks.0.attention.W_{m}.weight"].double().square().sum()) / 4 for m in "QK")
     size = sum(float(start[name].double().square().sum()) for name, _ in model.named_parameters())
     assert found["all"] == pytest.approx(math.sqrt(moved / size))
+
+
+def test_root_mean_squares_are_of_all_entries_of_a_role():
+    model = Transformer(MODEL, seed=0)
+    with torch.no_grad():
+        model.blocks[0].attention_norm.gamma.fill_(3.0)
+    found = root_mean_squares(model)
+    assert found["gain"] == pytest.approx(math.sqrt((9 + 1 + 1) / 3))  # three sites of 16 gains
+    entries = torch.cat([p.detach().double().flatten() for p in model.parameters()])
+    assert found["all"] == pytest.approx(float(entries.square().mean().sqrt()))
 
 
 def test_begins_where_the_other_run_ended_and_sees_both_texts(tmp_path, base, other):

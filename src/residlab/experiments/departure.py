@@ -44,13 +44,24 @@ def movement(model: nn.Module, start: Mapping[str, Tensor]) -> dict[str, float]:
     return {kind: math.sqrt(moved / size) if size else math.nan for kind, (moved, size) in squares.items()}
 
 
+def root_mean_squares(model: nn.Module) -> dict[str, float]:
+    """Return the root mean square of the parameters of each role, and of all."""
+    sums: dict[str, list[float]] = {}
+    for name, parameter in model.named_parameters():
+        for kind in (role(name), "all"):
+            total = sums.setdefault(kind, [0.0, 0.0])
+            total[0] += float(parameter.detach().double().square().sum())
+            total[1] += parameter.numel()
+    return {kind: math.sqrt(square / count) for kind, (square, count) in sums.items()}
+
+
 def departure_probe(
     start: Mapping[str, Tensor], texts: Mapping[str, TokenFile], *, context: int, most: int, batch: int
 ) -> Probe:
     """Return a probe that evaluates a model on texts, and measures its `movement`.
 
-    Its answer is ``{"bits_per_byte": {text: value}, "moved": {role: value}}``: a function of the weights alone, since
-    it reads each text from the beginning, the same windows every time.
+    Its answer is ``{"bits_per_byte": {text: value}, "moved": {role: value}, "rms": {role: value}}``: a function of the
+    weights alone, since it reads each text from the beginning, the same windows every time.
 
     Parameters
     ----------
@@ -68,6 +79,7 @@ def departure_probe(
         return {
             "bits_per_byte": {name: result.bits_per_byte for name, result in found.items()},
             "moved": movement(model, start),
+            "rms": root_mean_squares(model),
         }
 
     return look
