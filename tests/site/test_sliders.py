@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from residlab.explore import block_variance, variance
+from residlab.explore import block_variance, finetuning, variance
 from residlab.explore.panels import KAPPAS, LAMBDAS
 from residlab.theory.chebyshev import chebyshev_tail, vysochanskij_petunin_tail
 from residlab.theory.laws import LAWS
@@ -107,6 +107,21 @@ def check_block_variance(shown):
             np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12)
 
 
+def check_finetuning(shown):
+    series = finetuning.finetuning_explorable().compute(**shown.state).series
+    names = {
+        "gradient descent": "path",
+        "the best exchange": "best",
+        "η, t": "here",
+        "η/2, 2t": "halved",
+        "remains of the new text": "remaining",
+        "forgotten of the old text": "forgotten",
+    }
+    for name, meta in names.items():
+        for got, wanted in zip(shown.series[name], series[meta], strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12)
+
+
 CASES = [
     Case(
         "notebooks/01-stream.html",
@@ -150,6 +165,20 @@ CASES = [
         keys={"lam": ("ArrowRight",), "kappa": ("ArrowLeft",), "depth": ("End",), "rho": ("End",)},
         then={"lam": 3.25, "kappa": 9.75, "depth": 128.0, "rho": 1.0},
         check=check_variance,
+    ),
+    Case(
+        "notebooks/07-forgetting.html",
+        "finetuning",
+        start={"rate": 0.2, "steps": 32.0, "overlap": 0.5, "decay": 1.0},
+        sliders={
+            "rate": finetuning.RATES,
+            "steps": finetuning.STEPS,
+            "overlap": finetuning.OVERLAPS,
+            "decay": finetuning.DECAYS,
+        },
+        keys={"rate": ("ArrowRight",), "steps": ("End",), "overlap": ("Home",), "decay": ("ArrowLeft",)},
+        then={"rate": 0.5, "steps": 1024.0, "overlap": 0.0, "decay": 0.75},
+        check=check_finetuning,
     ),
 ]
 

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from residlab.experiments.record import Record, Records
     from residlab.training.config import TrainConfig
 
-EXPERIMENTS: Mapping[str, str] = MappingProxyType({"bhyt-depth": "residlab.experiments.bhyt_depth"})
+EXPERIMENTS: Mapping[str, str] = MappingProxyType(
+    {"bhyt-depth": "residlab.experiments.bhyt_depth", "forgetting": "residlab.experiments.forgetting"}
+)
 """Name -> the module that has its ``STAGES``."""
 
 

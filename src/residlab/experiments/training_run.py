@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from residlab.data import cache as storage
 from residlab.data.locking import locked
 from residlab.errors import ResidlabError
+from residlab.experiments.departure import departure_probe
 from residlab.experiments.probes import probes_named
 from residlab.experiments.record import Record
 from residlab.models.files import load_weights
 from residlab.models.generation import generate
 from residlab.models.transformer import Transformer
-from residlab.training.checkpoint import latest_checkpoint
+from residlab.training.checkpoint import Checkpoint, latest_checkpoint, newest_checkpoint
 from residlab.training.config import TrainConfig
 from residlab.training.corpus import corpus
 from residlab.training.tokenizers import tokenizer_for
@@ -74,6 +75,26 @@ def trained(config: TrainConfig, *, cache: Path | None = None) -> Transformer:
     return model.eval()
 
 
+def started(name: str, *, cache: Path | None = None) -> Checkpoint:
+    """Return the last checkpoint of a finished run, by the sixteen digits that `run_hash` gives it.
+
+    Raises
+    ------
+    ResidlabError
+        If the run is not in this cache, or not finished.
+    """
+    root = storage.cache_dir() if cache is None else cache
+    found = newest_checkpoint(root / "runs" / name)
+    if found is not None and found.step >= found.config["steps"]:
+        return found
+    state = "is not in" if found is None else f"has come to step {found.step} of {found.config['steps']} in"
+    raise ResidlabError(
+        f"the run {name}, from which training was to start, {state} the cache {root}: name the cache that has it with "
+        "--cache-dir, or make it with residlab run and the experiment or file that it belongs to (those of the book's "
+        "chapters: residlab run bhyt-depth), with a new file for --results, since what is recorded is not run again"
+    )
+
+
 def sampled(config: TrainConfig, tokens: int, *, cache: Path | None = None) -> str:
     """Return a text that a finished run's model writes after the end of a document: temperature 0.8, seed 0."""
     tokenizer = texts_of(config, cache=cache).tokenizer
@@ -92,6 +113,9 @@ def train(
 ) -> Record:
     """Train, or go on with training, and return the record.
 
+    A run with ``config.start`` also looks, whenever its probes do, at how it departs from where it began
+    (`residlab.experiments.departure`), under the name ``departure``.
+
     Parameters
     ----------
     experiment
@@ -106,12 +130,15 @@ def train(
     Raises
     ------
     ResidlabError
-        As `Trainer.run` and the corpus.
+        As `Trainer.run` and the corpus; if the run to start from is not in the cache, or its model is another.
     """
     tokens = texts_of(config, cache=cache)
-    looks = {**probes_named(config.probes), **(probes or {})}
+    looks, initial = {**probes_named(config.probes), **(probes or {})}, None
+    if config.start is not None:
+        base = started(config.start, cache=cache)
+        looks["departure"], initial = _departure(config, base, tokens, cache), base.model
     folder = run_folder(config, cache=cache)
-    trainer = Trainer(config, folder, tokens, fabric=fabric, probes=looks)
+    trainer = Trainer(config, folder, tokens, fabric=fabric, probes=looks, initial=initial)
     with contextlib.ExitStack() as hold:
         if trainer.fabric.is_global_zero:  # another process with this run waits, and then finds it finished
             folder.mkdir(parents=True, exist_ok=True)
@@ -139,6 +166,32 @@ def train(
             "seconds": result.seconds,
         },
     )
+
+
+def _departure(config: TrainConfig, base: Checkpoint, tokens: TokenizedCorpus, cache: Path | None) -> Probe:
+    before = TrainConfig.from_dict(base.config)
+    if before.model != config.model:
+        raise ResidlabError(
+            f"the run {config.start}, from which training was to start, has another model: "
+            + "; ".join(_differences(before.model.to_dict(), config.model.to_dict()))
+        )
+    former = texts_of(before, cache=cache)
+    if former.tokenizer.fingerprint != tokens.tokenizer.fingerprint:
+        raise ResidlabError(
+            f"the run {config.start} reads {former.tokenizer.name} learnt from {before.corpus}, this one "
+            f"{tokens.tokenizer.name} learnt from {config.corpus}: their ids are not the same"
+        )
+    return departure_probe(
+        base.model,
+        {"own": tokens.validation, "former": former.validation},
+        context=config.model.context,
+        most=config.evaluation_tokens,
+        batch=config.batch,
+    )
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    return [f"{name} {before[name]!r}, here {now[name]!r}" for name in before if before[name] != now[name]]
 
 
 def _seen(metrics: Path) -> dict[str, Any]:

@@ -109,6 +109,18 @@ def latest_checkpoint(folder: Path, config: dict[str, Any]) -> Checkpoint | None
     return load_checkpoint(found[-1], config) if found else None
 
 
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """Return the newest checkpoint in a folder, whatever its configuration, or None where there is none.
+
+    Raises
+    ------
+    ResidlabError
+        If it is damaged.
+    """
+    found = _complete(folder)
+    return load_checkpoint(found[-1]) if found else None
+
+
 def load_checkpoint(path: Path, config: dict[str, Any] | None = None) -> Checkpoint:
     """Return a checkpoint; where ``config`` is given, it must be the one that it was made with.
 

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -14,6 +15,7 @@ from residlab.training.schedules import ScheduleConfig
 
 Precision = Literal["float32", "bfloat16"]
 TokenizerName = Literal["bytes", "bpe-4096"]
+_LATER = ("probe_at", "start")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +45,17 @@ class TrainConfig:
         Steps between checkpoints (also at the end; 0: only there).
     probes, probe_every
         Names of what looks at the model while it trains (`residlab.experiments.probes`), and steps between looks.
+    probe_at
+        Steps after which probes look as well; 0 is before the first.
     bad_steps
         How many updates in a row may be skipped because loss or gradient is not finite, before training stops.
+    start
+        The sixteen digits that name a finished run (`residlab.experiments.training_run.run_hash`), whose last weights
+        this one begins with; by default its own, from the seed. Only weights are taken over: the optimizer, the
+        schedule and the order of the data begin anew.
+
+    ``probe_at`` and ``start`` are left out of `to_dict` where they say nothing, so that the hashes of runs without them
+    are what they were before there were such options.
     """
 
     model: ModelConfig
@@ -65,6 +76,8 @@ class TrainConfig:
     probes: tuple[str, ...] = ()
     probe_every: int = 0
     bad_steps: int = 10
+    probe_at: tuple[int, ...] = ()
+    start: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -102,19 +115,35 @@ class TrainConfig:
         if not isinstance(looks, list | tuple) or not all(isinstance(name, str) for name in looks):
             raise ResidlabError(f"probes must be a list of names; got {looks!r}")
         object.__setattr__(self, "probes", tuple(looks))
-        if self.probes and not self.probe_every:
+        self._check_steps()
+        if self.probes and not self.probe_every and not self.probe_at:
             raise ResidlabError(f"probes {', '.join(self.probes)} need probe_every, the steps between looks")
+        begun: object = self.start
+        if begun is not None and not (isinstance(begun, str) and re.fullmatch("[0-9a-f]{16}", begun)):
+            raise ResidlabError(f"start must be the sixteen hexadecimal digits that name a run; got {begun!r}")
         if self.schedule is None:
             warmup = min(self.steps // 10, 200)
             object.__setattr__(self, "schedule", ScheduleConfig(kind="cosine", steps=self.steps, warmup=warmup))
+
+    def _check_steps(self) -> None:
+        steps: object = self.probe_at
+        good = isinstance(steps, list | tuple) and all(
+            isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= self.steps for step in steps
+        )
+        if not good or sorted(set(self.probe_at)) != list(self.probe_at):
+            raise ResidlabError(
+                f"probe_at must be increasing whole numbers in [0, steps = {self.steps}]; got {steps!r}"
+            )
+        object.__setattr__(self, "probe_at", tuple(self.probe_at))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name in ("model", "optimizer", "schedule"):
             values[name] = values[name].to_dict()
-        values["probes"] = list(self.probes)
-        return values
+        for name in ("probes", "probe_at"):
+            values[name] = list(values[name])
+        return {name: value for name, value in values.items() if name not in _LATER or value}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainConfig":

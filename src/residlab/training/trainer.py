@@ -80,6 +80,8 @@ class Trainer:
         the update, without gradients unless it asks for them; what it returns goes into the metrics. Of several
         processes, the first one's part of the batch and answers count; where parameters are divided, only it calls
         them, with a whole copy of the model that its device must have room for.
+    initial
+        Weights to begin with, all of them, in place of those that the seed gives.
 
     Raises
     ------
@@ -95,6 +97,7 @@ class Trainer:
         *,
         fabric: "Fabric | None" = None,
         probes: Mapping[str, Probe] | None = None,
+        initial: Mapping[str, Tensor] | None = None,
     ) -> None:
         vocabulary = texts.tokenizer.vocabulary
         if vocabulary != config.model.vocabulary:
@@ -103,7 +106,7 @@ class Trainer:
             )
         self.config, self.folder, self.texts = config, folder, texts
         self.fabric = fabric or default_fabric(config)
-        self.probes = dict(probes or {})
+        self.probes, self.initial = dict(probes or {}), initial
         self.metrics = _Metrics(folder / "metrics.jsonl", write=self.fabric.is_global_zero)
 
     def run(self) -> TrainingResult:
@@ -120,8 +123,8 @@ class Trainer:
         resumed = found is not None
         torch.manual_seed(config.seed)
         plain = Transformer(config.model, seed=config.seed)
-        if found is not None:
-            plain.load_state_dict(found.model)
+        if found is not None or self.initial is not None:
+            plain.load_state_dict(found.model if found is not None else dict(self.initial or {}))
         compiled = cast(nn.Module, torch.compile(plain)) if config.compile else plain
         model = fabric.setup_module(compiled)
         optimizer = make_optimizer(plain, config.optimizer)  # on the device, and of what FSDP made of the parameters
@@ -131,7 +134,7 @@ class Trainer:
             step, losses, skipped = found.step, found.progress["losses"], found.progress["skipped"]
             set_random_state(found.random)
             found = None  # its tensors were copied: let go of them
-        self.metrics.resume(step)
+        self.metrics.resume(step if resumed else -1)
         batches = Batches(
             self.texts.train,
             context=config.model.context,
@@ -144,6 +147,10 @@ class Trainer:
         bad, ids, saved = 0, None, step
         tokens = config.batch * config.model.context
         label = f"{config.model.norm.kind} {config.hash}"
+        if not resumed and 0 in config.probe_at and self.probes:
+            self.metrics.write(
+                {"step": 0, "probes": self._probe(plain, torch.from_numpy(batches[0]).to(fabric.device))}
+            )
         with training_bar(label, config.steps, step) as advance:
             while step < config.steps:
                 tick = time.perf_counter()
@@ -170,7 +177,7 @@ class Trainer:
                         f"step {step}: loss {loss} and gradient norm {norm}, the {bad}th update in a row that is not "
                         f"finite; the last checkpoint, if any, is in {self.folder}"
                     )
-                if self._due(config.probe_every, step) and self.probes:
+                if (self._due(config.probe_every, step) or step in config.probe_at) and self.probes:
                     self.metrics.write({"step": step, "probes": self._probe(plain, ids)})
                 if self._due(config.evaluate_every, step) and step < config.steps:
                     self._evaluate(plain, step)
