@@ -128,7 +128,8 @@ def norm_time(
 def norm_share(work: Work, width: ArrayLike, tokens: ArrayLike, balance: ArrayLike, **how: Any) -> Array:
     """Return the share of a forward that norms take if they and the matrix products are all there is.
 
-    What else a model does makes the true share smaller. Arguments as of `norm_time`.
+    What else a model does makes the true share smaller, norms that miss their roofline larger. Arguments as of
+    `norm_time`.
     """
     norms = norm_time(work, width, tokens, balance, **how)
     return np.asarray(norms / (norms + matrix_time(width, tokens, balance, how.get("itemsize", 2))))
