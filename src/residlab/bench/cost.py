@@ -70,7 +70,7 @@ class Settings:
     new_tokens: int = 16
     device: str = "cpu"
     dtype: str = "float32"
-    seconds: float = 2.5
+    seconds: float = 2.0
     rounds: tuple[int, int] = (2, 12)
     inner: int = 1
 
@@ -98,7 +98,6 @@ GPU = Settings(
     new_tokens=32,
     device="cuda",
     dtype="bfloat16",
-    seconds=2.0,
     inner=2,
 )
 
