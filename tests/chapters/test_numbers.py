@@ -45,6 +45,12 @@ def test_verdicts_are_the_accepted_ones(project, book):
     assert {row.id: row.verdict for row in rows}["A1"] == "holds"
 
 
+def test_the_text_of_chapter_6_says_what_the_ledger_does(project, numbers, book):
+    words = {row.id: row.verdict for row in findings(project)}
+    said = {claim: numbers["06-cost"][f"{claim.lower()}_word"] for claim in ("A11", "A12", "A13")}
+    assert said == {claim: words[claim] for claim in said}
+
+
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_every_quoted_number_is_glued(project, numbers, chapter):
     from residlab.compendium.chapter import Chapter

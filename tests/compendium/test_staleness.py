@@ -1,5 +1,6 @@
 """Stale by what a chapter depends on, and by nothing else."""
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,33 @@ def test_an_input_that_is_not_there_is_said(name, tmp_path):
     path.write_text(header)
     with pytest.raises(ResidlabError, match="is neither a file of this project nor data/NAME"):
         staleness.fingerprint(Project(tmp_path / "notebooks"), Chapter("01-a", path), {})
+
+
+def test_a_pattern_stands_for_the_files_that_match_and_may_match_none(tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    header = HEADER.format(title="T").replace("---\n\n#", "residlab:\n  inputs: ['results/a-*.json']\n---\n\n#")
+    path = tmp_path / "notebooks" / "01-a.md"
+    path.write_text(header)
+    seen = [staleness.fingerprint(Project(tmp_path), Chapter("01-a", path), {})]
+    (tmp_path / "results").mkdir()
+    for name, text in (
+        ("a-cpu.json", "1"),
+        ("a-cpu.json", "2"),
+        ("a-gpu.json", "2"),
+        ("b-cpu.json", "3"),
+        (".a-.json", ""),
+    ):
+        (tmp_path / "results" / name).write_text(text)
+        seen.append(staleness.fingerprint(Project(tmp_path), Chapter("01-a", path), {}))
+    changed = [staleness.changes(*pair) for pair in itertools.pairwise(seen)]
+    assert changed == [["input results/a-*.json"]] * 3 + [[], []]
+
+
+def test_a_pattern_stays_inside_the_project(tmp_path):
+    path = tmp_path / "01-a.md"
+    path.write_text(HEADER.format(title="T").replace("---\n\n#", "residlab:\n  inputs: ['../*.md']\n---\n\n#"))
+    with pytest.raises(ResidlabError, match="is not a pattern of files of this project"):
+        staleness.fingerprint(Project(tmp_path), Chapter("01-a", path), {})
 
 
 def test_an_importlib_import_is_recorded_and_makes_stale(compendium):

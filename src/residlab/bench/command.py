@@ -12,14 +12,17 @@ from typing import Any
 
 from residlab.errors import ResidlabError
 
-SUITES = ("norms", "training", "generation", "scaling", "trainer")
+SUITES = ("norms", "training", "generation", "scaling", "trainer", "cost")
+BY_NAME = ("cost",)
+"""Suites that take ten minutes and run only when asked for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"any of {', '.join(SUITES)} (default: all)")
+    suites = f"any of {', '.join(SUITES)} (default: all but {', '.join(BY_NAME)})"
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=suites)
     parser.add_argument("--threads", type=int, default=2, metavar="N", help="torch threads (default: 2)")
-    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds (default: 7)")
+    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds, blocks of cost (default: 7)")
     parser.add_argument("--no-compile", action="store_true", help="leave out what needs a C++ compiler")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, and the machine, to this file")
 
@@ -47,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
     from residlab.bench.timing import machine, threads
     from residlab.data.cache import write_atomic
+    from residlab.experiments.record import commit, hardware, now, versions
 
     console = Console(width=None if sys.stdout.isatty() else 100)
     found: dict[str, Any] = {}
@@ -55,10 +59,11 @@ def run(args: argparse.Namespace) -> int:
         load = found["machine"]["load"]
         if load is not None and load > 0.3 * (os.cpu_count() or 1):
             print(f"residlab: this machine is busy (load {load:.1f}): believe ratios only", file=sys.stderr)
-        for suite in args.suites or SUITES:
+        for suite in args.suites or [suite for suite in SUITES if suite not in BY_NAME]:
             with _progress(suite) as advance:
                 found[suite] = _RUNNERS[suite](args, console, advance)
     if args.json:
+        found |= {"versions": versions(), "hardware": hardware(), "commit": commit(), "time": now()}
         write_atomic(args.json, (json.dumps(found, indent=2) + "\n").encode())
     return 0
 
@@ -117,12 +122,28 @@ def _trainer(args: argparse.Namespace, console: Any, advance: Callable[[str], No
     return {**dataclasses.asdict(costs), "overhead": costs.overhead}
 
 
+def _cost(args: argparse.Namespace, console: Any, advance: Callable[[str], None]) -> Any:
+    from residlab.bench.cost import WORKLOADS, measure, settings_here
+    from residlab.bench.cost_record import CostRecord
+    from residlab.models.config import NORMS
+
+    found = measure(settings_here(), blocks=args.repeats, advance=advance)
+    record = CostRecord(found, {})
+    console.print("throughput over RMSNorm, best kernel of each, all sizes: ratio [95 % interval]")
+    for kind in NORMS:
+        ratios = {workload: record.ratio(kind, workload) for workload in WORKLOADS}
+        cells = (f"{name} {r.middle:.3f} [{r.low:.3f}, {r.high:.3f}]" for name, r in ratios.items())
+        console.print(f"{kind:<10} {'  '.join(cells)}", highlight=False, markup=False, soft_wrap=True)
+    return found
+
+
 _RUNNERS = {
     "norms": _norms,
     "training": _training,
     "generation": _generation,
     "scaling": _scaling,
     "trainer": _trainer,
+    "cost": _cost,
 }
 
 

@@ -29,24 +29,32 @@ def training_operations(config: ModelConfig, batch: int, tokens: int) -> int:
     return 3 * forward_operations(config, batch, tokens)
 
 
-def matrix_peak(seconds: float = 0.5) -> float:
-    """Return the operations a second of float32 matrix products here, the best of several square sizes."""
+def matrix_peak(seconds: float = 0.5, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> float:
+    """Return the operations a second of matrix products here, the best of several square sizes."""
     best = 0.0
-    for size in (256, 512, 1024):
-        a, b = torch.rand(size, size), torch.rand(size, size)
-        out = torch.empty(size, size)
-        end = time.perf_counter() + seconds / 3
+    sizes = (256, 512, 1024) if device == "cpu" else (2048, 4096, 8192)
+    for size in sizes:
+        a, b = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
+        out = torch.empty(size, size, device=device, dtype=dtype)
+        end = time.perf_counter() + seconds / len(sizes)
         while (begin := time.perf_counter()) < end:
             torch.mm(a, b, out=out)
+            _finish(device)
             best = max(best, 2 * size**3 / (time.perf_counter() - begin))
     return best
 
 
-def read_bandwidth(seconds: float = 0.3, megabytes: int = 256) -> float:
+def read_bandwidth(seconds: float = 0.3, megabytes: int = 256, *, device: str = "cpu") -> float:
     """Return the bytes a second at which this machine reads memory that its caches do not hold."""
-    x = torch.ones(megabytes * 2**18)
+    x = torch.ones(megabytes * 2**18, device=device)
     best, end = 0.0, time.perf_counter() + seconds
     while (begin := time.perf_counter()) < end:
         x.sum()
+        _finish(device)
         best = max(best, x.nbytes / (time.perf_counter() - begin))
     return best
+
+
+def _finish(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()

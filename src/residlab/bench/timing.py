@@ -2,6 +2,7 @@
 
 import os
 import platform
+import random
 import statistics
 import sys
 import time
@@ -55,6 +56,7 @@ def race(
     repeats: int,
     *,
     warmup: int = 1,
+    shuffle: int | None = None,
     advance: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Timing]:
     """Time contenders in rounds, each round in another order.
@@ -67,18 +69,24 @@ def race(
         Rounds, each of one call of every contender.
     warmup
         Calls of each beforehand that are not counted: the first compiles, allocates, fills caches.
+    shuffle
+        Seed of random orders, in which nobody always follows the same other; by default the order is rotated.
     advance
         Called with a contender's name after each of its calls.
     """
     names = list(contenders)
     samples: dict[str, list[float]] = {name: [] for name in names}
+    generator = None if shuffle is None else random.Random(shuffle)  # noqa: S311 (no secret)
     for name in names:
         for _ in range(warmup):
             contenders[name]()
             advance(name)
     for turn in range(repeats):
         shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
+        order = names[shift:] + names[:shift]
+        if generator is not None:
+            generator.shuffle(order)
+        for name in order:
             begin = time.perf_counter()
             contenders[name]()
             samples[name].append(time.perf_counter() - begin)

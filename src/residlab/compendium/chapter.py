@@ -83,7 +83,10 @@ class Chapter:
 
     @functools.cached_property
     def inputs(self) -> tuple[str, ...]:
-        """Inputs declared in the header under ``residlab: inputs:``: ``data/NAME`` or files of the project."""
+        """Inputs declared in the header under ``residlab: inputs:``: ``data/NAME`` or files of the project.
+
+        A pattern, ``results/bhyt-*.jsonl``, stands for all files that match, of which there may be none.
+        """
         declared = self.notebook().metadata.get("residlab", {}).get("inputs", [])
         if not isinstance(declared, list) or not all(isinstance(name, str) for name in declared):
             raise ResidlabError(f"{self.name}: residlab.inputs in the header must be a list of names")

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import residlab
@@ -98,6 +98,8 @@ def _package_data(modules: Iterable[str]) -> set[Path]:
 
 
 def _input_digest(name: str, project: Project) -> str:
+    if any(mark in name for mark in "*?["):
+        return _digest(b"".join(_matching(name, project)))
     kind, _, rest = name.partition("/")
     if kind == "data" and rest in DATA_SETS:
         return DATA_SETS[rest].sha256[:16]
@@ -108,6 +110,18 @@ def _input_digest(name: str, project: Project) -> str:
             f"{', '.join(DATA_SETS)}"
         )
     return _digest(path.read_bytes())
+
+
+def _matching(pattern: str, project: Project) -> Iterator[bytes]:
+    """Yield name and content of every file of the project that a pattern names, hidden ones left out."""
+    if pattern.startswith("/") or ".." in pattern:
+        raise ResidlabError(f"declared input {pattern!r} is not a pattern of files of this project")
+    for path in sorted(project.root.glob(pattern)):
+        if path.is_file() and not path.name.startswith("."):
+            yield b"%s\0%s\0" % (
+                path.relative_to(project.root).as_posix().encode(),
+                _digest(path.read_bytes()).encode(),
+            )
 
 
 def fingerprint(

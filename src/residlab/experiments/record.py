@@ -44,7 +44,7 @@ class Record:
     versions: dict[str, str] = field(default_factory=lambda: versions())
     hardware: dict[str, Any] = field(default_factory=lambda: hardware())
     commit: str | None = field(default_factory=lambda: commit())
-    time: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+    time: str = field(default_factory=lambda: now())
 
 
 class Records:
@@ -108,6 +108,11 @@ class Records:
         except ValueError:
             return lines  # nothing, or a line that was cut short
         return [*lines, rest]  # whole, but for its end, as an editor may leave it
+
+
+def now() -> str:
+    """Return the time, UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def versions() -> dict[str, str]:
