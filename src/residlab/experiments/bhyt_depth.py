@@ -86,7 +86,9 @@ class Size:
 
 
 PROFILES: dict[str, Size] = {
-    "smoke": Size(depth=3, width=32, heads=2, context=32, batch=4, steps=12, short=4, init_std=0.1, evaluation_tokens=512),
+    "smoke": Size(
+        depth=3, width=32, heads=2, context=32, batch=4, steps=12, short=4, init_std=0.1, evaluation_tokens=512,
+    ),
     "cpu": Size(depth=12, width=128, heads=4, context=128, batch=8, steps=400, short=60, init_std=0.06),
     "gpu": Size(
         depth=24, width=512, heads=8, context=512, batch=64, steps=3000, short=300, init_std=0.03, precision="bfloat16",
