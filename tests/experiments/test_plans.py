@@ -164,18 +164,3 @@ def test_slips(arguments, said, capsys, tmp_path, monkeypatch):
 def test_where_records_go(tmp_path):
     assert results_file("bhyt-depth", "gpu", tmp_path) == tmp_path / "results" / "bhyt-depth-gpu.jsonl"
     assert plans.Found("none", Records(tmp_path / "none")).stage("main") == []
-
-
-def test_records_are_found_from_anywhere_in_a_clone(tmp_path, monkeypatch):
-    (tmp_path / "results").mkdir()
-    (tmp_path / "notebooks").mkdir()
-    monkeypatch.chdir(tmp_path / "notebooks")
-    with pytest.raises(ResidlabError, match="is not there: residlab run bhyt-depth --profile gpu makes it"):
-        plans.recorded("bhyt-depth", "gpu")
-    config = bhyt_depth.config("gpu", bhyt_depth.NORMS["bhyt"], 1e-3, 0)
-    records = Records(results_file("bhyt-depth", "gpu", tmp_path))
-    records.add(record("bhyt-depth/main", config, 1.5))
-    (one,) = plans.recorded("bhyt-depth", "gpu").stage("main")
-    assert one.metrics == {"bits_per_byte": 1.5}
-    with pytest.raises(ResidlabError, match="experiment must be one of"):
-        plans.recorded("bhyt")

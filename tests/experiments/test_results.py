@@ -1,34 +1,19 @@
-"""Differences between norms from records: against a linear model fitted by least squares, and what is missing."""
+"""Differences between norms from records, and what is missing."""
 
 import math
 
-import numpy as np
 import pytest
-from scipy.stats import t
 
+from residlab.experiments.intervals import paired_differences
 from residlab.experiments.record import Record, Records
-from residlab.experiments.results import UNKNOWN, approximation_loss, paired_difference, results_folder
+from residlab.experiments.results import UNKNOWN, approximation_loss, paired_difference
 
 
-def test_the_interval_is_that_of_a_linear_model():
-    rng = np.random.default_rng(0)
-    y = rng.normal(size=(4, 3)) + np.arange(3) * 5  # seeds differ by much more than norms
-    scores = {f"n{i}": dict(enumerate(row.tolist())) for i, row in enumerate(y)}
-    got = paired_difference(scores, "n1", "n3")
-    design = np.zeros((12, 6))  # three norms and two seeds against the first ones
-    for k, (i, j) in enumerate((i, j) for i in range(4) for j in range(3)):
-        design[k, 0] = 1
-        if i:
-            design[k, i] = 1
-        if j:
-            design[k, 3 + j] = 1
-    beta, rest, *_ = np.linalg.lstsq(design, y.ravel(), rcond=None)
-    contrast = np.zeros(6)
-    contrast[1], contrast[3] = 1, -1
-    variance = rest[0] / 6 * contrast @ np.linalg.inv(design.T @ design) @ contrast
-    half = t.ppf(0.975, 6) * np.sqrt(variance)
-    assert got.middle == pytest.approx(contrast @ beta)
-    assert (got.low, got.high) == pytest.approx((got.middle - half, got.middle + half))
+def test_the_difference_is_that_of_the_paired_table():
+    scores = {"a": {0: 1.0, 1: 2.0, 2: 4.0}, "b": {1: 2.5, 2: 4.0, 0: 1.25}, "c": {2: 0.0, 0: 3.0, 1: 1.0, 9: 5.0}}
+    paired = paired_differences([[1.0, 2.0, 4.0], [1.25, 2.5, 4.0], [3.0, 1.0, 0.0]])
+    assert paired_difference(scores, "c", "a")[1:] == paired.interval(2, 0)
+    assert paired_difference(scores, "c", "a").middle == pytest.approx(4 / 3 - 7 / 3)
 
 
 @pytest.mark.parametrize("scores", [{}, {"a": {0: 1.0}}, {"a": {0: 1.0}, "b": {0: 2.0}}, {"a": {0: 1.0, 1: 2.0}}])
@@ -80,7 +65,3 @@ def test_an_opponent_that_diverged_is_left_out(tmp_path):
 def test_no_file_is_no_records(tmp_path):
     assert approximation_loss(Records(tmp_path / "none.jsonl")) is UNKNOWN
     assert math.isinf(UNKNOWN.high)
-
-
-def test_results_are_those_of_this_checkout():
-    assert (results_folder() / "README.md").is_file()

@@ -117,24 +117,3 @@ def run_experiment(
 def results_file(experiment: str, profile: str, root: Path) -> Path:
     """Return where a checkout keeps the records of an experiment: one file for each profile."""
     return root / "results" / f"{experiment}-{profile}.jsonl"
-
-
-def recorded(experiment: str, profile: str = "cpu") -> Found:
-    """Return the records of an experiment in the clone around the current folder.
-
-    Raises
-    ------
-    ResidlabError
-        If there is no clone around it, or it has no such records.
-    """
-    from residlab.experiments.record import Records
-
-    stages_of(experiment)
-    here = Path.cwd()
-    root = next((folder for folder in (here, *here.parents) if (folder / "results").is_dir()), None)
-    if root is None:
-        raise ResidlabError(f"no folder results is in {here} or above it: go into a clone of the repository")
-    file = results_file(experiment, profile, root)
-    if not file.exists():
-        raise ResidlabError(f"{file} is not there: residlab run {experiment} --profile {profile} makes it")
-    return Found(experiment, Records(file))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import residlab
 from residlab.errors import ResidlabError
+from residlab.experiments.plans import Found, results_file, stages_of
 from residlab.experiments.record import Record, Records
 
 
@@ -32,4 +33,19 @@ def recorded(experiment: str, profile: str) -> list[Record]:
     ResidlabError
         If there is no checkout, or a line of the file is no record.
     """
-    return list(Records(results_folder() / f"{experiment}-{profile}.jsonl"))
+    return list(Records(results_file(experiment, profile, results_folder().parent)))
+
+
+def found(experiment: str, profile: str = "cpu") -> Found:
+    """Return the records of an experiment by stage.
+
+    Raises
+    ------
+    ResidlabError
+        If there is no such experiment, no checkout, or nothing was recorded in that profile.
+    """
+    stages_of(experiment)
+    file = results_file(experiment, profile, results_folder().parent)
+    if not file.exists():
+        raise ResidlabError(f"{file} is not there: residlab run {experiment} --profile {profile} makes it")
+    return Found(experiment, Records(file))

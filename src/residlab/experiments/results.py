@@ -1,13 +1,10 @@
-"""Recorded runs as chapters read them: where they lie, and differences between norms with their intervals."""
+"""Differences between norms from recorded runs, with their intervals, for chapters that may find none."""
 
 import math
-import statistics
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
-import residlab
-from residlab.errors import ResidlabError
+from residlab.experiments.intervals import paired_differences
 from residlab.experiments.plans import Found
 from residlab.experiments.record import Records
 
@@ -27,40 +24,19 @@ UNKNOWN = Difference(math.nan, -math.inf, math.inf)
 """Nothing is recorded that could decide."""
 
 
-def results_folder() -> Path:
-    """Return ``results/`` of the checkout that this library belongs to.
-
-    Raises
-    ------
-    ResidlabError
-        If the library is installed without one.
-    """
-    folder = Path(residlab.__file__).resolve().parents[2] / "results"
-    if not folder.is_dir():
-        raise ResidlabError(f"recorded runs belong to a clone of the repository; there is no folder {folder}")
-    return folder
-
-
 def paired_difference(scores: Scores, first: str, second: str) -> Difference:
     """Return the mean of ``first`` minus that of ``second``, over the seeds that all norms share.
 
-    The interval comes from the residuals of the additive model norm + seed, of all norms given:
-    ``(norms - 1)(seeds - 1)`` degrees of freedom. Without two norms or two seeds in common it is everything.
+    The interval is that of `residlab.experiments.intervals.paired_differences` with all norms given. Without two norms
+    or two seeds in common it is everything.
     """
-    from scipy.stats import t
-
     seeds = sorted(set.intersection(*(set(of) for of in scores.values()))) if scores else []
-    freedom = (len(scores) - 1) * (len(seeds) - 1)
-    if freedom < 1 or first not in scores or second not in scores:
+    if len(scores) < 2 or len(seeds) < 2 or first not in scores or second not in scores:
         return UNKNOWN
-    of_norm = {norm: statistics.fmean(values[seed] for seed in seeds) for norm, values in scores.items()}
-    of_seed = {seed: statistics.fmean(values[seed] for values in scores.values()) for seed in seeds}
-    whole = statistics.fmean(of_norm.values())
-    residuals = [values[s] - of_norm[norm] - of_seed[s] + whole for norm, values in scores.items() for s in seeds]
-    deviation = math.sqrt(math.fsum(r * r for r in residuals) / freedom)
-    half = float(t.ppf(0.975, freedom)) * deviation * math.sqrt(2 / len(seeds))
-    middle = of_norm[first] - of_norm[second]
-    return Difference(middle, middle - half, middle + half)
+    names = list(scores)
+    paired = paired_differences([[scores[name][seed] for seed in seeds] for name in names])
+    row, other = names.index(first), names.index(second)
+    return Difference(float(paired.differences[row, other]), *paired.interval(row, other))
 
 
 def approximation_loss(records: Records, experiment: str = "bhyt-depth") -> Difference:
