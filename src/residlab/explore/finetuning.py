@@ -115,7 +115,7 @@ def _figure() -> go.Figure:
             **line,
         ),
         go.Scatter(name="η, t", meta="here", marker={"size": 12, "color": VERMILION}, **dot),
-        go.Scatter(name="η/2, 2t", meta="halved", marker={"size": 11, "color": BLUE, "symbol": "diamond-open"}, **dot),
+        go.Scatter(name="η/2, 2t", meta="halved", marker={"size": 18, "color": BLUE, "symbol": "diamond-open"}, **dot),
         go.Scatter(
             name="remains of the new text",
             meta="remaining",
