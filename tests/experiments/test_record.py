@@ -89,3 +89,27 @@ def test_several_processes_append_at_once(tmp_path):
     assert [writer.wait(60) for writer in writers] == [0, 0, 0]
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert sorted(int(line["hash"]) for line in lines) == list(range(15))
+
+
+def test_a_record_says_when_its_source_differs_from_the_commit(tmp_path, monkeypatch):
+    package = tmp_path / "src" / "residlab"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+
+    def git(*arguments):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        done = subprocess.run(
+            ["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "first")
+    monkeypatch.setattr("residlab.__file__", str(package / "__init__.py"))
+    head = git("rev-parse", "HEAD")
+    assert commit() == head
+    (tmp_path / "untracked.txt").write_text("no matter")
+    assert commit() == head
+    (package / "__init__.py").write_text("x = 1")
+    assert commit() == f"{head}+"

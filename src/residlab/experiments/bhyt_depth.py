@@ -162,7 +162,7 @@ def _tuning(profile: str, found: Found) -> list[TrainConfig]:
     for kind in MAIN:
         rates, scores = set(FIRST_RATES), _scores(found, kind)
         while rates <= set(scores):  # while the best one lies at an edge, the grid goes on
-            best = min(rates, key=lambda rate: scores[rate])
+            best = min(rates, key=lambda rate: (scores[rate], rate))  # where all diverged, the lowest
             beyond = best * 2 if best == max(rates) else best / 2 if best == min(rates) else None
             if beyond is None or not RATE_LIMITS[0] <= beyond <= RATE_LIMITS[1]:
                 break

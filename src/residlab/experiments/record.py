@@ -164,6 +164,6 @@ def commit() -> str | None:
         top = Path(git("rev-parse", "--show-toplevel"))
         if not (top / "src" / "residlab").is_dir():
             return None  # an installed package that lies inside somebody else's checkout
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no", "src") else "")
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no", ":/src") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
