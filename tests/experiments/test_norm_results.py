@@ -90,8 +90,16 @@ def test_profiles_fit_the_explorable(found):
     np.testing.assert_array_equal(made.mean_abs[1, 2, :, :9], nr.stream(deep, "mean_abs").astype(np.float32))
     assert np.isnan(made.mean_abs[1, 2, :, 9:]).all()
     assert np.isfinite(made.deviation[0, 3]).all()
-    with pytest.raises(ResidlabError, match="no records of lns at 1 layers"):
+    with pytest.raises(ResidlabError, match="no records of lns at one depth"):
         nr.profiles(found, ("lns",))
+
+
+def test_a_depth_that_is_not_complete_is_left_out(found, tmp_path):
+    records = Records(tmp_path / "runs.jsonl")
+    for record in found.stage("depth"):
+        if (nr.kind(record), record.config["model"]["depth"]) != ("bhyt", 4):
+            records.add(record)
+    assert nr.profiles(Found("bhyt-depth", records), ("rmsnorm", "bhyt"))["depths"] == (1.0, 2.0, 8.0)
 
 
 def test_what_is_missing_or_uneven_is_named(tmp_path):
@@ -99,7 +107,7 @@ def test_what_is_missing_or_uneven_is_named(tmp_path):
     found = Found("bhyt-depth", records)
     with pytest.raises(ResidlabError, match="recorded are none"):
         nr.contenders(found)
-    with pytest.raises(ResidlabError, match="no records of the stage depth"):
+    with pytest.raises(ResidlabError, match="no records of bhyt at one depth"):
         nr.profiles(found, ("bhyt",))
     for norm, seed in (("rmsnorm", 0), ("rmsnorm", 1), ("bhyt", 0)):
         config = {"model": {"norm": {"kind": norm}}, "seed": seed}

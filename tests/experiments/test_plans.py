@@ -66,6 +66,7 @@ def test_every_stage_is_as_the_plan_says(tmp_path):
         "main": 12,
         "exact": 3,
         "control": 3,
+        "equal": 2,
         "depth": 16,
         "norms": 8,
         "refresh": 5,

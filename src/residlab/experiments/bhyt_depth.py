@@ -7,6 +7,7 @@ minutes):
     main         4 norms x 3 seeds at their own best rate, with all probes    12 runs
     exact        BHyT* x 3 seeds at BHyT's rate                                3 runs
     control      RMSNorm x 3 seeds with BHyT's first gain and rate             3 runs
+    equal        LNS and BHyT at RMSNorm's rate, probed; one seed              2 runs
     depth        4 norms at 6, 12, 24, 48 layers, 120 steps; one seed         16 runs of 0.4 to 4 min
     norms        LayerNorm, DyT, BHyT*; one seed                               8 runs
     refresh      BHyT with other constants; one seed                           5 runs
@@ -184,6 +185,10 @@ def _control(profile: str, found: Found) -> list[TrainConfig]:
     return [_probed(profile, CONTROL, _rate(found, "bhyt"), seed) for seed in SEEDS]
 
 
+def _equal(profile: str, found: Found) -> list[TrainConfig]:
+    return [_probed(profile, NORMS[kind], _rate(found, "rmsnorm"), SEEDS[0]) for kind in ("bhyt", "lns")]
+
+
 def _norms(profile: str, found: Found) -> list[TrainConfig]:
     factors = {"layernorm": (1, 0.5, 2), "dyt": (1, 0.5, 2), "bhyt*": (0.5, 2)}  # BHyT* at BHyT's own is in ``exact``
     return [
@@ -275,6 +280,7 @@ STAGES = (
     Stage("main", "the comparison: norms at their own rate, three seeds, probed", _main),
     Stage("exact", "BHyT*, three seeds, to compare the approximation with", _exact),
     Stage("control", "RMSNorm with BHyT's first gain, three seeds: what the tanh itself does", _control),
+    Stage("equal", "norms at RMSNorm's rate instead of their own, one seed", _equal),
     Stage("depth", "6 to 48 layers, one seed", _depth),
     Stage("norms", "the other norms, one seed", _norms),
     Stage("refresh", "BHyT with other constants, one seed", _refresh),

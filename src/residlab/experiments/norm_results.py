@@ -190,17 +190,18 @@ def octaves(record: Record, name: str, look: int = -1) -> tuple[tuple[str, ...],
 def profiles(found: Found, norms: Sequence[str]) -> dict[str, Any]:
     """Return the fields of `residlab.explore.profiles.RecordedProfiles`, from the runs of ``depth``.
 
+    A depth at which a norm has not been run yet is left out.
+
     Raises
     ------
     ResidlabError
-        If a norm was not run at every depth, or looks were taken at different steps.
+        If there is no depth at which all were run, or looks were taken at different steps.
     """
     runs = {(kind(record), int(record.config["model"]["depth"])): record for record in found.stage("depth")}
-    depths = sorted({depth for _, depth in runs})
-    missing = [f"{norm} at {depth} layers" for norm in norms for depth in depths if (norm, depth) not in runs]
-    if missing or not runs:
-        raise ResidlabError(f"no records of {', '.join(missing) or 'the stage depth'}")
-    looked = {tuple(steps(record)) for record in runs.values()}
+    depths = [depth for depth in sorted({depth for _, depth in runs}) if all((norm, depth) in runs for norm in norms)]
+    if not depths:
+        raise ResidlabError(f"the stage depth has no records of {', '.join(norms)} at one depth")
+    looked = {tuple(steps(runs[norm, depth])) for norm in norms for depth in depths}
     if len(looked) != 1:
         raise ResidlabError(f"the runs of depth were looked at after different steps: {sorted(looked)}")
     (when,) = looked
