@@ -9,8 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from residlab.explore import block_variance, finetuning, variance
+from residlab.experiments.bhyt_depth import MAIN
+from residlab.experiments.norm_results import profiles
+from residlab.experiments.recorded import found
+from residlab.explore import block_variance, cost, finetuning, variance
 from residlab.explore.panels import KAPPAS, LAMBDAS
+from residlab.explore.profiles import RecordedProfiles, profiles_explorable
+from residlab.explore.theme import NORM_TITLES
 from residlab.theory.chebyshev import chebyshev_tail, vysochanskij_petunin_tail
 from residlab.theory.laws import LAWS
 from residlab.theory.recursion import second_moments, variance_trajectory
@@ -107,6 +112,24 @@ def check_block_variance(shown):
             np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12)
 
 
+RECORDED = RecordedProfiles(**profiles(found("bhyt-depth"), MAIN))
+
+
+def check_profiles(shown):
+    frame = profiles_explorable(RECORDED).compute(**shown.state)
+    assert shown.readouts == pytest.approx(dict(frame.readouts), rel=1e-9)
+    for norm in MAIN:
+        for name, meta in ((NORM_TITLES[norm], "stream"), (f"{NORM_TITLES[norm]}, Jacobian", "block")):
+            for got, wanted in zip(shown.series[name], frame.series[f"{norm} {meta}"], strict=True):
+                np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+def check_cost(shown):
+    frame = cost.cost_explorable().compute(**shown.state)
+    assert shown.readouts == pytest.approx(dict(frame.readouts), rel=1e-9, abs=1e-12)
+    np.testing.assert_allclose(shown.series["no norm at all"][1], frame.series["nothing"][1], rtol=1e-9)
+
+
 def check_finetuning(shown):
     series = finetuning.finetuning_explorable().compute(**shown.state).series
     names = {
@@ -165,6 +188,24 @@ CASES = [
         keys={"lam": ("ArrowRight",), "kappa": ("ArrowLeft",), "depth": ("End",), "rho": ("End",)},
         then={"lam": 3.25, "kappa": 9.75, "depth": 128.0, "rho": 1.0},
         check=check_variance,
+    ),
+    Case(
+        "notebooks/05-training.html",
+        "profiles",
+        start={"norm": "bhyt", "depth": 12.0, "step": RECORDED.steps[-1], "quantity": "mean-abs"},
+        sliders={"depth": RECORDED.depths, "step": RECORDED.steps},
+        keys={"norm": ("ArrowUp",), "depth": ("Home",), "step": ("Home", "ArrowRight"), "quantity": ("ArrowDown",)},
+        then={"norm": "peri-ln", "depth": RECORDED.depths[0], "step": RECORDED.steps[1], "quantity": "variance"},
+        check=check_profiles,
+    ),
+    Case(
+        "notebooks/06-cost.html",
+        "cost",
+        start={"width": 2048.0, "tokens": 4096.0, "balance": 128.0, "kernels": "fused"},
+        sliders={"width": cost.WIDTHS, "tokens": cost.TOKENS, "balance": cost.BALANCES},
+        keys={"width": ("End",), "tokens": ("Home",), "balance": ("ArrowRight",), "kernels": ("ArrowDown",)},
+        then={"width": 8192.0, "tokens": 1.0, "balance": 256.0, "kernels": "eager"},
+        check=check_cost,
     ),
     Case(
         "notebooks/07-forgetting.html",
