@@ -40,11 +40,12 @@ def blank_traces(page):
         """() => [...document.querySelectorAll(".rl-plot")].flatMap((plot) => {
           const inRange = (trace) => {
             const axis = plot._fullLayout[(trace.yaxis || "y").replace("y", "yaxis")];
+            if (axis.type === "category") return true;  // its range is made to hold every name
             const values = Array.from(trace.y ?? [], (y) => (axis.type === "log" ? Math.log10(y) : y));
             return values.some((y) => y >= Math.min(...axis.range) && y <= Math.max(...axis.range));
           };
           const wanted = plot._fullData.filter((trace) => trace.visible !== false && inRange(trace)).length;
-          const marks = [...plot.querySelectorAll(".overplot .trace")].filter((trace) =>
+          const marks = [...plot.querySelectorAll(".overplot .trace, .heatmaplayer .hm")].filter((trace) =>
             [...trace.querySelectorAll("path, text, image")].some((mark) => {
               const box = mark.getBoundingClientRect();
               return box.width + box.height > 0.5;

@@ -226,7 +226,9 @@ CASES = [
 
 def check_moved(case, shown, slider, share):
     values, value = case.sliders[slider], shown.state[slider]
-    assert abs(values.index(value) / (len(values) - 1) - share) < 0.08
+    assert abs(values.index(value) / (len(values) - 1) - share) <= max(
+        0.08, 0.51 / (len(values) - 1)
+    )  # the nearest stop
     case.check(shown)
 
 
