@@ -47,7 +47,7 @@ NORMS: dict[str, NormOptions] = {
 }
 """Each as its authors have it: DyT with the values of its LLaMA experiments at the smallest width they report. Peri-LN
 normalises the embeddings too, which its paper leaves open: without, branches of size 1 drown embeddings of size 0.02,
-and its first two runs of ``tuning`` (recorded) lost half a bit."""
+and two runs lost half a bit (recorded, in ``small``)."""
 MAIN = ("rmsnorm", "lns", "peri-ln", "bhyt")
 CONTROL = norm_options("rmsnorm", gain_attention=0.2, gain_feedforward=0.1)
 """BHyT without the tanh: its gain lam/kappa at the start, and nothing that bounds."""
@@ -139,8 +139,13 @@ def best_rates(found: Found) -> dict[str, float]:
         scores = _scores(found, kind)
         if not scores:
             raise ResidlabError(f"no record of tuning {kind}: run the stage tuning first")
-        best[kind] = min(scores, key=lambda rate: scores[rate])
+        best[kind] = _best(scores)
     return best
+
+
+def _best(scores: dict[float, float]) -> float:
+    """Return the rate with the lowest loss; among equals, as where all diverged, the lowest rate."""
+    return min(scores, key=lambda rate: (scores[rate], rate))
 
 
 def _scores(found: Found, kind: str) -> dict[float, float]:
@@ -163,7 +168,7 @@ def _tuning(profile: str, found: Found) -> list[TrainConfig]:
     for kind in MAIN:
         rates, scores = set(FIRST_RATES), _scores(found, kind)
         while rates <= set(scores):  # while the best one lies at an edge, the grid goes on
-            best = min(rates, key=lambda rate: (scores[rate], rate))  # where all diverged, the lowest
+            best = _best({rate: scores[rate] for rate in rates})
             beyond = best * 2 if best == max(rates) else best / 2 if best == min(rates) else None
             if beyond is None or not RATE_LIMITS[0] <= beyond <= RATE_LIMITS[1]:
                 break
