@@ -16,17 +16,9 @@ from residlab.explore.block_variance import (
     TOKENS,
     block_variance_explorable,
 )
-from residlab.explore.static_face import explorable_html
 
 STATES = 10_000
 NAMES = ("ratio", "tokens", "position", "shared", "focus", "gain")
-RUN = """([names, states]) => {
-  const { form } = residlab.explore.mounted.get("block-variance");
-  return states.map((values, n) => {
-    const { series, readouts } = form(Object.fromEntries(names.map((name, i) => [name, values[i]])), {}, {});
-    return { series: n % 20 ? [] : Object.entries(series).map(([key, { x, y }]) => [key, x, y]), readouts };
-  });
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -40,21 +32,11 @@ def test_every_length_is_a_position() -> None:
 
 
 @pytest.mark.browser
-def test_form_equals_theory_on_random_states(explorable: Any, bare_page: Any, visit: Any) -> None:
-    page = visit(bare_page(explorable_html(explorable))).page
-    page.wait_for_selector(".rl-explorable[data-ready]")
+def test_form_equals_theory_on_random_states(explorable: Any, equals_its_script: Any) -> None:
     rng = np.random.default_rng(6)
-    stops = (RATIOS, TOKENS, POSITIONS, SHARED, FOCUS, GAINS)
-    states = [[float(rng.choice(values)) for values in stops] for _ in range(STATES)]
-    for begin in range(0, STATES, 1000):
-        chunk = states[begin : begin + 1000]
-        for state, got in zip(chunk, page.evaluate(RUN, [NAMES, chunk]), strict=True):
-            wanted = explorable.compute(**dict(zip(NAMES, state, strict=True)))
-            assert got["readouts"] == pytest.approx(dict(wanted.readouts), rel=1e-11, abs=1e-13), state
-            assert [key for key, _, _ in got["series"]] in ([], list(wanted.series))
-            for key, x, y in got["series"]:
-                np.testing.assert_array_equal(x, wanted.series[key][0])
-                np.testing.assert_allclose(y, wanted.series[key][1], rtol=1e-11, atol=1e-13, err_msg=f"{state} {key}")
+    stops = dict(zip(NAMES, (RATIOS, TOKENS, POSITIONS, SHARED, FOCUS, GAINS), strict=True))
+    states = [{name: float(rng.choice(values)) for name, values in stops.items()} for _ in range(STATES)]
+    equals_its_script(explorable, states, rtol=1e-11, atol=1e-13, series_every=20)
 
 
 def test_where_all_hypotheses_hold_the_constant_is_right_but_for_tanh(explorable: Any) -> None:

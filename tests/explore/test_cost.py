@@ -8,17 +8,9 @@ import numpy as np
 import pytest
 
 from residlab.explore.cost import BALANCES, TOKENS, WIDTHS, cost_explorable
-from residlab.explore.static_face import explorable_html
 
 STATES = 10_000
-NAMES = ("width", "tokens", "balance", "kernels")
-RUN = """([names, states]) => {
-  const { form } = residlab.explore.mounted.get("cost");
-  return states.map((values, n) => {
-    const { series, readouts } = form(Object.fromEntries(names.map((name, i) => [name, values[i]])), {}, {});
-    return { series: n % 20 ? [] : Object.entries(series).map(([key, { x, y }]) => [key, x, y]), readouts };
-  });
-}"""
+NAMES = ("width", "tokens", "balance")
 
 
 @pytest.fixture(scope="module")
@@ -27,23 +19,16 @@ def explorable() -> Any:
 
 
 @pytest.mark.browser
-def test_form_equals_theory_on_random_states(explorable: Any, bare_page: Any, visit: Any) -> None:
-    page = visit(bare_page(explorable_html(explorable))).page
-    page.wait_for_selector(".rl-explorable[data-ready]")
+def test_form_equals_theory_on_random_states(explorable: Any, equals_its_script: Any) -> None:
     rng = np.random.default_rng(8)
     states = [
-        [*(float(rng.choice(stops)) for stops in (WIDTHS, TOKENS, BALANCES)), str(rng.choice(["fused", "eager"]))]
+        {
+            **{name: float(rng.choice(stops)) for name, stops in zip(NAMES, (WIDTHS, TOKENS, BALANCES), strict=True)},
+            "kernels": str(rng.choice(["fused", "eager"])),
+        }
         for _ in range(STATES)
     ]
-    for begin in range(0, STATES, 1000):
-        chunk = states[begin : begin + 1000]
-        for state, got in zip(chunk, page.evaluate(RUN, [NAMES, chunk]), strict=True):
-            wanted = explorable.compute(**dict(zip(NAMES, state, strict=True)))
-            assert got["readouts"] == pytest.approx(dict(wanted.readouts), rel=1e-11, abs=1e-13), state
-            assert sorted(key for key, _, _ in got["series"]) in ([], sorted(wanted.series))
-            for key, x, y in got["series"]:
-                np.testing.assert_array_equal(x, wanted.series[key][0])
-                np.testing.assert_allclose(y, wanted.series[key][1], rtol=1e-11, atol=1e-13, err_msg=f"{state} {key}")
+    equals_its_script(explorable, states, rtol=1e-11, atol=1e-13, series_every=20)
 
 
 def test_no_norm_wins_more_than_none(explorable: Any) -> None:

@@ -8,17 +8,9 @@ import numpy as np
 import pytest
 
 from residlab.explore.finetuning import DECAYS, OVERLAPS, RATES, STEPS, finetuning_explorable
-from residlab.explore.static_face import explorable_html
 
 STATES = 1_000
 NAMES = ("rate", "steps", "overlap", "decay")
-RUN = """([names, states]) => {
-  const { form } = residlab.explore.mounted.get("finetuning");
-  return states.map((values, n) => {
-    const { series, readouts } = form(Object.fromEntries(names.map((name, i) => [name, values[i]])), {}, {});
-    return { series: n % 20 ? [] : Object.entries(series).map(([key, { x, y }]) => [key, x, y]), readouts };
-  });
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -27,20 +19,11 @@ def explorable() -> Any:
 
 
 @pytest.mark.browser
-def test_form_equals_theory_on_random_states(explorable: Any, bare_page: Any, visit: Any) -> None:
-    page = visit(bare_page(explorable_html(explorable))).page
-    page.wait_for_selector(".rl-explorable[data-ready]")
+def test_form_equals_theory_on_random_states(explorable: Any, equals_its_script: Any) -> None:
     rng = np.random.default_rng(7)
-    states = [[float(rng.choice(values)) for values in (RATES, STEPS, OVERLAPS, DECAYS)] for _ in range(STATES)]
-    for begin in range(0, STATES, 500):
-        chunk = states[begin : begin + 500]
-        for state, got in zip(chunk, page.evaluate(RUN, [NAMES, chunk]), strict=True):
-            wanted = explorable.compute(**dict(zip(NAMES, state, strict=True)))
-            assert got["readouts"] == pytest.approx(dict(wanted.readouts), rel=1e-10, abs=1e-13), state
-            assert [key for key, _, _ in got["series"]] in ([], list(wanted.series))
-            for key, x, y in got["series"]:
-                for values, want in zip((x, y), wanted.series[key], strict=True):
-                    np.testing.assert_allclose(values, want, rtol=1e-10, atol=1e-13, err_msg=f"{state} {key}")
+    stops = dict(zip(NAMES, (RATES, STEPS, OVERLAPS, DECAYS), strict=True))
+    states = [{name: float(rng.choice(values)) for name, values in stops.items()} for _ in range(STATES)]
+    equals_its_script(explorable, states, rtol=1e-10, atol=1e-13, series_every=20)
 
 
 def test_nothing_is_forgotten_before_the_first_step_and_all_at_the_optimum(explorable: Any) -> None:

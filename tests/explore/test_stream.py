@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,25 +76,6 @@ def test_what_does_not_fit_is_refused(stream: np.ndarray) -> None:
 
 
 @pytest.mark.browser
-def test_the_script_equals_python_on_every_state(
-    explorable: Explorable, bare_page: Callable[..., Path], visit: Callable[..., Any]
-) -> None:
-    page = visit(bare_page(explorable_html(explorable))).page
-    page.wait_for_selector(".rl-explorable[data-ready]")
-    run = """(states) => {
-      const { form, data, options } = residlab.explore.mounted.get("stream");
-      const plain = (list) => Array.from(list, (v) => (Number.isNaN(v) ? null : v));
-      return states.map((state) => {
-        const { series, readouts } = form(state, data, options);
-        return { readouts, series: Object.entries(series).map(([k, { x, y }]) => [k, [plain(x), plain(y)]]) };
-      });
-    }"""
-    for layer in range(LAYERS):
-        states = [{"layer": float(layer), "token": f"t{i}"} for i in range(TOKENS)]
-        for state, got in zip(states, page.evaluate(run, states), strict=True):
-            wanted = explorable.frame(state)
-            assert got["readouts"] == pytest.approx(dict(wanted.readouts), rel=1e-12)
-            assert {name for name, _ in got["series"]} == set(wanted.series)
-            for name, pair in got["series"]:
-                for axis, values in zip(pair, wanted.series[name], strict=True):
-                    np.testing.assert_allclose(np.array(axis, float), values, rtol=1e-12, err_msg=f"{state} {name}")
+def test_the_script_equals_python_on_every_state(explorable: Explorable, equals_its_script: Any) -> None:
+    states = [{"layer": float(layer), "token": f"t{i}"} for layer in range(LAYERS) for i in range(TOKENS)]
+    equals_its_script(explorable, states, rtol=1e-12)
