@@ -12,7 +12,6 @@ from residlab.experiments.intervals import PairedDifferences, paired_differences
 from residlab.experiments.record import Record
 
 FloatArray = NDArray[np.float64]
-NORMS = ("rmsnorm", "lns", "peri-ln", "bhyt")
 
 
 @dataclass(frozen=True, eq=False)

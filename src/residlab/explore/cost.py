@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from residlab.explore.explorable import Choice, Explorable, Frame, Readout, Slider
 from residlab.explore.panels import LOWER, MOVING, axis, two_panels
-from residlab.explore.theme import AXIS, INK, MUTED, NORM_COLORS, NORM_DASHES, decades
+from residlab.explore.theme import AXIS, INK, MUTED, NORM_COLORS, NORM_DASHES, NORM_TITLES, decades
 from residlab.theory.cost import BLOCK, matrix_time, norm_share, norm_time
 
 WIDTHS = (*(float(m * 2**k) for k in range(7, 13) for m in (1, 1.5)), 8192.0)
@@ -98,12 +98,11 @@ def _compute(*, width: float, tokens: float, balance: float, kernels: str) -> Fr
 
 def _figure() -> go.Figure:
     line: dict[str, Any] = {**MOVING, "mode": "lines", "hovertemplate": "d = %{x}: %{y:+.2%}"}
-    labels = {"bhyt": "BHyT", "dyt": "DyT", "peri-ln": "Peri-LN"}
     traces = [
         go.Scatter(name="no norm at all", meta="nothing", line={"color": INK, "dash": "dash", "width": 2.5}, **line),
         *(
             go.Scatter(
-                name=labels[key],
+                name=NORM_TITLES[key],
                 meta=key,
                 line={"color": NORM_COLORS[key], "dash": NORM_DASHES[key], "width": 2.5},
                 **line,
