@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from residlab.data import cache as storage
 from residlab.errors import ResidlabError
 from residlab.experiments import paper_setting as setting
 from residlab.experiments.scoring import TextScorer
@@ -118,6 +119,7 @@ def test_perplexities_by_definition():
 def test_wikitext_is_its_rows_joined(tmp_path, monkeypatch):
     pytest.importorskip("datasets", reason="not run: pip install datasets")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setattr(storage, "cache_dir", lambda: tmp_path / "cache")
     folder = tmp_path / "wikitext"
     folder.mkdir()
     rows = ["", " = A title = \n", "", " Some words . \n"]

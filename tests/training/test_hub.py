@@ -120,7 +120,7 @@ def broken():
         ),
         ([{"text": 3}], "hf:a has no text in column 'text'; its columns are text"),
         (broken, r"^hf:a cannot be read: ConnectionError: reset$"),
-        ([{"text": None}], "hf:a is empty: no row of split 'train' has any text"),
+        ([{"text": None}, {"text": ""}], "hf:a is empty: no row of split 'train' has any text"),
     ],
 )
 def test_a_stream_that_fails_is_one_sentence_and_leaves_nothing(hub, tmp_path, rows, said):

@@ -28,7 +28,7 @@ from residlab.errors import ResidlabError
 
 STREAMED = 100_000_000
 OPTIONS = ("split", "column", "max_bytes")
-_FORMAT = "residlab-dataset-1"
+_FORMAT = "residlab-dataset-2"  # 1 left empty rows out
 _DOCUMENTS = "documents.jsonl"
 
 
@@ -145,7 +145,7 @@ def _stream(wanted: Dataset, header: dict[str, str], folder: Path, staging: Path
     with bar(wanted.source, wanted.max_bytes) as show, (staged / _DOCUMENTS).open("w", encoding="utf-8") as stream:
         for number, text in _texts(wanted, load, commit):
             stream.write(json.dumps([number, text]) + "\n")
-            taken, count = taken + len(text.encode(errors="replace")), count + 1
+            taken, count = taken + len(text.encode(errors="replace")), count + bool(text)
             show(taken)
             if taken >= wanted.max_bytes:
                 break
@@ -158,13 +158,13 @@ def _stream(wanted: Dataset, header: dict[str, str], folder: Path, staging: Path
 
 
 def _texts(wanted: Dataset, load: Any, commit: str | None) -> Iterator[tuple[int, str]]:
-    """Yield the rows that have text."""
+    """Yield the rows whose column holds a text, blank ones too: WikiText is a row a line."""
     name = wanted.name if wanted.folder is None else str(wanted.folder)
     try:
         rows = load(name, wanted.config, split=wanted.split, revision=commit, streaming=True)
         for number, row in enumerate(rows):
             text = row.get(wanted.column, 0)
-            if text is None or text == "":
+            if text is None:
                 continue
             if not isinstance(text, str):
                 columns = ", ".join(map(str, row))
