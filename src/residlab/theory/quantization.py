@@ -1,12 +1,13 @@
 r"""Signal-to-noise ratio of a uniform quantizer: the crest-factor law, floors that always hold, where the law fails.
 
-A tensor of n entries with root mean square r and largest magnitude P is rounded to the nearest of the levels
-``k Delta``, ``|k| <= 2**(b-1) - 1``, with ``Delta = 2 P / (2**b - 2)``. With the crest factor ``C = P/r`` and errors e,
+A tensor of n entries, root mean square r and largest magnitude P, is rounded to the nearest of the levels
+``k Delta``, ``|k| <= 2**(b-1) - 1``, with ``Delta = 2 P / (2**b - 2)``. With ``C = P/r``, the crest factor, and errors
+e,
 
 .. math:: \mathrm{NMSE} = \frac{\sum e^2}{\sum x^2}, \qquad \mathrm{SQNR} = -10 \log_{10} \mathrm{NMSE} .
 
-The *law* puts ``Delta**2 / 12`` for the mean squared error. The *floors* assume nothing: ``|e| <= Delta/2``, and, since 0
-is a level and P is one, ``|e| <= |x|`` with no error at all at the peak. All functions broadcast, in float64.
+The *law* puts ``Delta**2 / 12`` for the mean squared error. The *floors* assume nothing: ``|e| <= Delta/2``, and,
+since 0 is a level and P is one, ``|e| <= |x|`` with no error at all at the peak. All functions broadcast, in float64.
 
 Source: chapter 11. The law is folklore after Bennett 1948; the floor by the peak's share and the bound on the law's
 error are ours.
