@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -144,6 +145,27 @@ def test_jacobians_of_blocks_are_those_that_autograd_forms():
     whole = torch.autograd.functional.jacobian(calls["1"], x).reshape(x.numel(), x.numel()).double()
     exact = float((whole - torch.eye(x.numel())).norm() / x.numel() ** 0.5)
     assert found["1"]["all"] == pytest.approx(exact, rel=0.15)
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_gradients_are_those_of_a_backward(residual):
+    config = ModelConfig(depth=3, width=32, heads=4, vocabulary=50, context=24, residual=residual, init_std=0.2)
+    model, ids = Transformer(config, seed=0), torch.randint(0, 50, (5, 20))
+    with torch.no_grad():
+        found = PROBES["gradients"](model, ids)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    next_token_loss(model(ids[:4]), ids[:4]).backward()
+    for layer, block in enumerate(model.layers, start=1):
+        for name in ("attention", "feedforward"):
+            norm = sum(p.grad.double().square().sum() for p in getattr(block, name).parameters()) ** 0.5
+            assert found[str(layer)][name] == pytest.approx(float(norm), rel=1e-6)
+    # In front of the first block the stream is the embedding: its gradient, summed by token, is the embedding's from
+    # there (the rest comes from the output layer, which is tied).
+    untied = Transformer(replace(config, tied_embeddings=False), seed=0)
+    next_token_loss(untied(ids[:1, :2]), ids[:1, :2]).backward()
+    with torch.no_grad():
+        first = PROBES["gradients"](untied, ids[:1, :2])["1"]["stream"]
+    assert first == pytest.approx(float(untied.embedding.weight.grad.norm()), rel=1e-5)
 
 
 def test_quantization_by_scheme_input_and_weight():

@@ -179,6 +179,18 @@ def test_soap_keeps_its_basis_between_updates():
     assert np.abs(path[-1] - list(soap(path[0], all_gradients, lr=0.01, decay=0, frequency=1))[-1]).max() > 1e-4
 
 
+def test_shampoo_takes_roots_after_powers_of_two_and_then_now_and_then():
+    all_gradients = gradients(6, 4, 13)
+    path = run(OptimizerConfig(kind="shampoo", lr=0.01, frequency=5), all_gradients)
+    W, L, R = path[0], 1e-6 * np.eye(6), 1e-6 * np.eye(4)
+    for number, G in enumerate(all_gradients, 1):
+        L, R = L + G @ G.T, R + G.T @ G
+        if number in (1, 2, 4, 5, 10):
+            left, right = power(L, -0.25), power(R, -0.25)
+        W = W - 0.01 * left @ G @ right
+        np.testing.assert_allclose(path[number], W, rtol=0, atol=1e-10)
+
+
 def test_signgd_without_momentum_is_the_sign():
     (G,) = gradients(4, 3, 1)
     G[0, 0] = 0
@@ -581,7 +593,7 @@ def test_json_and_back_is_the_same(kind):
         ({"momentum": 0.9}, 'momentum belongs to signgd, muon, kl-shampoo; got momentum = 0.9 for "adamw"'),
         ({"kind": "muon", "momentum": 1.5}, "momentum must be in [0, 1); got 1.5"),
         ({"kind": "muon", "scale": "rms"}, "scale must be one of original, match_rms_adamw; got 'rms'"),
-        ({"kind": "shampoo", "frequency": 2}, 'frequency belongs to soap, kl-shampoo; got frequency = 2 for "shampoo"'),
+        ({"kind": "muon", "frequency": 2}, 'belongs to soap, shampoo, kl-shampoo; got frequency = 2 for "muon"'),
         ({"kind": "soap", "frequency": 0}, "frequency must be a whole number >= 1; got 0"),
         ({"kind": "soap", "factor_beta": 1}, "factor_beta must be in [0, 1); got 1"),
         ({"rest_betas": [0.9]}, "rest_betas must be two numbers in [0, 1); got [0.9]"),

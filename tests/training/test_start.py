@@ -43,7 +43,7 @@ def test_hashes_of_recorded_runs_are_what_they_were():
         optimizer=OptimizerConfig(kind="adamw", lr=4e-3, weight_decay=0.1),
     )
     assert config.hash == "c3a3bc35b80cb85b"
-    assert not {"start", "probe_at"} & config.to_dict().keys()
+    assert not {"start", "probe_at", "probes_last"} & config.to_dict().keys()
     assert TrainConfig.from_dict(config.to_dict()) == config
 
 
@@ -63,6 +63,8 @@ def test_start_and_looks_are_of_the_run():
         ({"probe_at": (7,)}, "increasing"),
         ({"probe_at": (0.5,)}, "increasing"),
         ({"probe_at": 3}, "increasing"),
+        ({"probes_last": "size"}, "probes_last must be a list of names"),
+        ({"probes": ("size",), "probes_last": ("size",), "probe_every": 1}, "probes_last repeats size"),
     ],
 )
 def test_refuses_what_says_nothing(change, said):
@@ -91,6 +93,22 @@ def test_looks_at_the_steps_named_the_first_before_training(tmp_path, texts):
     assert found[0]["size"] == float(initial["embedding.weight"].square().sum())
     assert found[0]["first"] == found[1]["first"]
     assert seen.losses == plain.losses
+
+
+def test_some_look_once_at_the_end(tmp_path, texts):
+    plain = Trainer(CONFIG, tmp_path / "plain", texts).run()
+    config = replace(CONFIG, probes_last=("last",), probe_at=(0, 3, 6))
+    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    probes = {"size": size, "last": lambda model, ids: {"tokens": ids.numel()}}
+    seen = Trainer(config, tmp_path / "seen", texts, probes=probes).run()
+    lines = [json.loads(line) for line in (tmp_path / "seen" / "metrics.jsonl").read_text().splitlines()]
+    found = {line["step"]: set(line["probes"]) for line in lines if "probes" in line}
+    assert found == {0: {"size"}, 3: {"size"}, 6: {"size", "last"}}
+    assert seen.losses == plain.losses
+    alone = Trainer(replace(CONFIG, probes_last=("last",)), tmp_path / "alone", texts, probes={"last": size})
+    alone.run()
+    lines = [json.loads(line) for line in (tmp_path / "alone" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "probes" in line] == [6]
 
 
 def test_goes_on_from_its_own_checkpoint_and_looks_at_the_beginning_once(tmp_path, texts, monkeypatch):

@@ -31,6 +31,7 @@ from typing import Any
 
 from residlab.errors import ResidlabError
 from residlab.experiments.plans import Found, Stage
+from residlab.experiments.rates import best_rate, scores_by_rate, wanted_rates
 from residlab.models.config import ModelConfig, NormOptions, norm_options
 from residlab.training.config import TrainConfig
 from residlab.training.optimizer_config import OptimizerConfig
@@ -95,6 +96,10 @@ PROFILES: dict[str, Size] = {
         depth=24, width=512, heads=8, context=512, batch=64, steps=3000, short=300, init_std=0.03, precision="bfloat16",
         evaluation_tokens=524_288,
     ),
+    "gpu-short": Size(
+        depth=12, width=512, heads=8, context=256, batch=64, steps=400, short=60, init_std=0.03, precision="bfloat16",
+        evaluation_tokens=131_072,
+    ),
 }  # fmt: skip
 
 
@@ -139,23 +144,15 @@ def best_rates(found: Found) -> dict[str, float]:
         scores = _scores(found, kind)
         if not scores:
             raise ResidlabError(f"no record of tuning {kind}: run the stage tuning first")
-        best[kind] = _best(scores)
+        best[kind] = best_rate(scores)
     return best
-
-
-def _best(scores: dict[float, float]) -> float:
-    """Return the rate with the lowest loss; among equals, as where all diverged, the lowest rate."""
-    return min(scores, key=lambda rate: (scores[rate], rate))
 
 
 def _scores(found: Found, kind: str) -> dict[float, float]:
     """Return learning rate -> bits per byte in ``tuning``; a run that diverged scores infinity."""
-    scores = {}
-    for record in found.stage("tuning"):
-        if ModelConfig.from_dict(record.config["model"]).norm == NORMS[kind]:
-            bits = record.metrics["bits_per_byte"]
-            scores[record.config["optimizer"]["lr"]] = float("inf") if bits is None else bits
-    return scores
+    return scores_by_rate(
+        record for record in found.stage("tuning") if ModelConfig.from_dict(record.config["model"]).norm == NORMS[kind]
+    )
 
 
 def _rate(found: Found, kind: str) -> float:
@@ -166,14 +163,8 @@ def _rate(found: Found, kind: str) -> float:
 def _tuning(profile: str, found: Found) -> list[TrainConfig]:
     runs = []
     for kind in MAIN:
-        rates, scores = set(FIRST_RATES), _scores(found, kind)
-        while rates <= set(scores):  # while the best one lies at an edge, the grid goes on
-            best = _best({rate: scores[rate] for rate in rates})
-            beyond = best * 2 if best == max(rates) else best / 2 if best == min(rates) else None
-            if beyond is None or not RATE_LIMITS[0] <= beyond <= RATE_LIMITS[1]:
-                break
-            rates.add(beyond)
-        runs += [config(profile, NORMS[kind], rate, TUNING_SEED) for rate in sorted(rates)]
+        rates = wanted_rates(FIRST_RATES, _scores(found, kind), RATE_LIMITS)
+        runs += [config(profile, NORMS[kind], rate, TUNING_SEED) for rate in rates]
     return runs
 
 

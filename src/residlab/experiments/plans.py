@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from residlab.training.config import TrainConfig
 
 EXPERIMENTS: Mapping[str, str] = MappingProxyType(
-    {"bhyt-depth": "residlab.experiments.bhyt_depth", "forgetting": "residlab.experiments.forgetting"}
+    {
+        "bhyt-depth": "residlab.experiments.bhyt_depth",
+        "forgetting": "residlab.experiments.forgetting",
+        "residual-free": "residlab.experiments.residual_free",
+    }
 )
 """Name -> the module that has its ``STAGES``."""
 

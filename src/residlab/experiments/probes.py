@@ -10,6 +10,8 @@ saturation     each site with a tanh: share of its values beyond 0.9 and beyond 
 approximation  each block of BHyT, by position: the second statistic as measured and as approximated
 jacobian       each block: the distance of its Jacobian to the identity, for all tokens, the first, and the rest
 skipping       each block: by how much the loss rises, in nats, when the block is skipped; and the loss
+gradients      each block: norms of the loss's gradient in the stream that comes in, and in the weights of its attention
+               and of its feedforward
 quantization   each scheme: loss and accuracy of the next token; each input of linear layers and each weight: crest
                factor and signal-to-noise ratio by bits
 
@@ -230,6 +232,41 @@ def skipping(model: nn.Module, ids: Tensor) -> dict[str, Any]:
     return {"loss": loss, "rise": rise}
 
 
+def gradients(model: nn.Module, ids: Tensor) -> dict[str, Any]:
+    """Return 2-norms of the gradient of the loss on a few sequences, by block; no ``grad`` is touched."""
+    assert isinstance(model, Transformer)
+    seen, streams = ids[:SEQUENCES], list[Tensor]()
+    handles = [
+        block.register_forward_pre_hook(lambda _, arguments: streams.append(arguments[0])) for block in model.layers
+    ]
+    parts = {
+        f"{layer}.{name}": [p for p in getattr(block, name).parameters() if p.requires_grad]
+        for layer, block in enumerate(model.layers, start=1)
+        for name in ("attention", "feedforward")
+    }
+    try:
+        with torch.enable_grad():
+            loss = next_token_loss(model(seen), seen)
+            wanted = [p for part in parts.values() for p in part] + streams
+            found = iter(torch.autograd.grad(loss, wanted))
+    finally:
+        for handle in handles:
+            handle.remove()
+
+    def norm(count: int) -> float:
+        return math.sqrt(sum(float(next(found).double().square().sum()) for _ in range(count)))
+
+    inside = {name: norm(len(part)) for name, part in parts.items()}
+    return {
+        str(layer): {
+            "stream": norm(1),
+            "attention": inside[f"{layer}.attention"],
+            "feedforward": inside[f"{layer}.feedforward"],
+        }
+        for layer in range(1, len(streams) + 1)
+    }
+
+
 def quantization(model: nn.Module, ids: Tensor) -> dict[str, Any]:
     """Return loss and accuracy, as they are and by scheme, and noise by input of linear layers and by weight.
 
@@ -284,6 +321,7 @@ PROBES: dict[str, Probe] = {
     "approximation": approximation,
     "jacobian": jacobian,
     "skipping": skipping,
+    "gradients": gradients,
     "quantization": quantization,
 }
 ON_HELD_OUT = ("quantization",)

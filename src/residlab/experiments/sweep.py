@@ -87,7 +87,7 @@ def read_sweep(file: Path) -> Sweep:
         setting = dict(zip(grid, choice, strict=True))
         try:
             config = TrainConfig.from_dict(_with(base, setting))
-            probes_named(config.probes)
+            probes_named((*config.probes, *config.probes_last))
         except (ResidlabError, TypeError, ValueError) as error:
             where = f" at {', '.join(f'{n} = {v}' for n, v in setting.items())}" if setting else ""
             raise ResidlabError(f"{file}{where}: {error}{_hint(str(error))}") from error

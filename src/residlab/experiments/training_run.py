@@ -133,7 +133,9 @@ def train(
         As `Trainer.run` and the corpus; if the run to start from is not in the cache, or its model is another.
     """
     tokens = texts_of(config, cache=cache)
-    named = probes_named(config.probes, lambda: held_out(tokens.validation, config.model.context))
+    named = probes_named(
+        (*config.probes, *config.probes_last), lambda: held_out(tokens.validation, config.model.context)
+    )
     looks, initial = {**named, **(probes or {})}, None
     if config.start is not None:
         base = started(config.start, cache=cache)
@@ -204,7 +206,12 @@ def _seen(metrics: Path) -> dict[str, Any]:
         "spikes": [line["step"] for line in lines if line.get("spike")],
     }
     if looks:
-        found["looks"] = {"step": [look["step"] for look in looks], **_stacked([look["probes"] for look in looks])}
+        names = dict.fromkeys(name for look in looks for name in look["probes"])  # some look only at the end
+        seen = {name: [look["probes"][name] for look in looks if name in look["probes"]] for name in names}
+        found["looks"] = {
+            "step": [look["step"] for look in looks],
+            **{name: _stacked(values) for name, values in seen.items()},
+        }
     return found
 
 

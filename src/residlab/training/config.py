@@ -15,7 +15,7 @@ from residlab.training.schedules import ScheduleConfig
 
 Precision = Literal["float32", "bfloat16"]
 TokenizerName = Literal["bytes", "bpe-4096"]
-_LATER = ("probe_at", "start")
+_LATER = ("probe_at", "start", "probes_last")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,8 @@ class TrainConfig:
         Names of what looks at the model while it trains (`residlab.experiments.probes`), and steps between looks.
     probe_at
         Steps after which probes look as well; 0 is before the first.
+    probes_last
+        Names of what looks once, after the last step.
     bad_steps
         How many updates in a row may be skipped because loss or gradient is not finite, before training stops.
     start
@@ -54,8 +56,8 @@ class TrainConfig:
         this one begins with; by default its own, from the seed. Only weights are taken over: the optimizer, the
         schedule and the order of the data begin anew.
 
-    ``probe_at`` and ``start`` are left out of `to_dict` where they say nothing, so that the hashes of runs without them
-    are what they were before there were such options.
+    ``probe_at``, ``probes_last`` and ``start`` are left out of `to_dict` where they say nothing, so that the hashes of
+    runs without them are what they were before there were such options.
     """
 
     model: ModelConfig
@@ -78,6 +80,7 @@ class TrainConfig:
     bad_steps: int = 10
     probe_at: tuple[int, ...] = ()
     start: str | None = None
+    probes_last: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -111,10 +114,14 @@ class TrainConfig:
                 raise ResidlabError(f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}")
         if self.clip is not None and (not is_real(self.clip) or self.clip <= 0):
             raise ResidlabError(f"clip must be a finite number > 0, or null for no limit; got {self.clip!r}")
-        looks: object = self.probes  # from a file it may be anything
-        if not isinstance(looks, list | tuple) or not all(isinstance(name, str) for name in looks):
-            raise ResidlabError(f"probes must be a list of names; got {looks!r}")
-        object.__setattr__(self, "probes", tuple(looks))
+        for field in ("probes", "probes_last"):
+            looks: object = getattr(self, field)  # from a file it may be anything
+            if not isinstance(looks, list | tuple) or not all(isinstance(name, str) for name in looks):
+                raise ResidlabError(f"{field} must be a list of names; got {looks!r}")
+            object.__setattr__(self, field, tuple(looks))
+        twice = sorted(set(self.probes) & set(self.probes_last))
+        if twice:
+            raise ResidlabError(f"probes look after the last step anyway; probes_last repeats {', '.join(twice)}")
         self._check_steps()
         if self.probes and not self.probe_every and not self.probe_at:
             raise ResidlabError(f"probes {', '.join(self.probes)} need probe_every, the steps between looks")
@@ -141,7 +148,7 @@ class TrainConfig:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name in ("model", "optimizer", "schedule"):
             values[name] = values[name].to_dict()
-        for name in ("probes", "probe_at"):
+        for name in ("probes", "probe_at", "probes_last"):
             values[name] = list(values[name])
         return {name: value for name, value in values.items() if name not in _LATER or value}
 

@@ -16,7 +16,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "signgd": {"lr": 3e-4, "momentum": 0.9},
     "muon": {"lr": 0.02, "momentum": 0.95, "eps": 1e-7, "scale": "original"},
     "soap": {"lr": 3e-3, "betas": (0.95, 0.95), "factor_beta": 0.95, "eps": 1e-8, "frequency": 10},
-    "shampoo": {"lr": 0.03, "eps": 1e-6},
+    "shampoo": {"lr": 0.03, "eps": 1e-6, "frequency": 1},
     "kl-shampoo": {"lr": 3e-3, "momentum": 0.9, "factor_beta": 0.95, "eps": 1e-8, "frequency": 2},
 }
 OPTIONAL = ("betas", "momentum", "eps", "scale", "factor_beta", "frequency")
@@ -46,7 +46,8 @@ class OptimizerConfig:
         Factor of Muon's step on a (rows, columns) matrix: ``original`` sqrt(max(1, rows / columns)),
         ``match_rms_adamw`` 0.2 sqrt(max(rows, columns)).
     factor_beta, frequency
-        Averaging of the two Kronecker factors, and steps between updates of their eigenbasis.
+        Averaging of the two Kronecker factors, and steps between updates of their eigenbasis; for ``shampoo``, whose
+        sums change fastest at first, of their roots, which are also taken after 1, 2, 4, ... steps until then.
     max_dimension
         The longest side of a matrix that ``soap``, ``shampoo`` and ``kl-shampoo`` accept, their cost being cubic.
     rest_lr, rest_betas, rest_eps

@@ -20,6 +20,7 @@
 What a part keeps between steps is all in `Part.state_dict`: no pickle, no random state.
 """
 
+import functools
 import importlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -241,6 +242,24 @@ class Float64Part(Part):
                 copy.grad = None
 
 
+class ShampooPart(Float64Part):
+    """Shampoo, which takes the roots of its sums only now and then: after 1, 2, 4, ... steps, then every ``frequency``.
+
+    The library's own way of doing so makes no update at all before step ``frequency``.
+    """
+
+    def __init__(self, frequency: int, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.frequency = frequency
+
+    def step(self, number: int) -> None:
+        """Update the parameters."""
+        early = number < self.frequency and number & (number - 1) == 0
+        every = 1 if early or number % self.frequency == 0 else number + 1  # which never divides the number
+        self.optimizer.preconditioning_compute_steps = every  # type: ignore[attr-defined]
+        super().step(number)
+
+
 class HeavyballPart(Part):
     """An optimizer of heavyball's."""
 
@@ -348,4 +367,6 @@ def matrix_part(config: OptimizerConfig, inside: list[Assignment]) -> Part:
         soap = {"betas": config.betas, "max_precondition_dim": config.max_dimension, **second_order, **common}
         return Float64Part(lambda copies: pytorch_optimizer.SOAP(copies, **soap), parameters, names)
     shampoo = {"momentum": 0.0, "preconditioning_compute_steps": 1, "weight_decouple": True, "matrix_eps": config.eps}
-    return Float64Part(lambda copies: pytorch_optimizer.Shampoo(copies, **shampoo, **common), parameters, names)
+    assert config.frequency is not None
+    make = functools.partial(pytorch_optimizer.Shampoo, **shampoo, **common)
+    return ShampooPart(config.frequency, make, parameters, names)

@@ -77,7 +77,8 @@ class Trainer:
         Lightning Fabric, for several processes or another device; by default one process on the best device here.
     probes
         Name -> a function of the model and the token ids of the step's batch, called every ``probe_every`` steps, after
-        the update, without gradients unless it asks for them; what it returns goes into the metrics. Of several
+        the update (those of ``config.probes_last`` only after the last one), without gradients unless it asks for
+        them; what it returns goes into the metrics. Of several
         processes, the first one's part of the batch and answers count; where parameters are divided, only it calls
         them, with a whole copy of the model that its device must have room for.
     initial
@@ -106,7 +107,10 @@ class Trainer:
             )
         self.config, self.folder, self.texts = config, folder, texts
         self.fabric = fabric or default_fabric(config)
-        self.probes, self.initial = dict(probes or {}), initial
+        looks = dict(probes or {})
+        self.probes = {name: probe for name, probe in looks.items() if name not in config.probes_last}
+        self.last_probes = {name: probe for name, probe in looks.items() if name in config.probes_last}
+        self.initial = initial
         self.metrics = _Metrics(folder / "metrics.jsonl", write=self.fabric.is_global_zero)
 
     def run(self) -> TrainingResult:
@@ -148,9 +152,8 @@ class Trainer:
         tokens = config.batch * config.model.context
         label = f"{config.model.norm.kind} {config.hash}"
         if not resumed and 0 in config.probe_at and self.probes:
-            self.metrics.write(
-                {"step": 0, "probes": self._probe(plain, torch.from_numpy(batches[0]).to(fabric.device))}
-            )
+            first = torch.from_numpy(batches[0]).to(fabric.device)
+            self.metrics.write({"step": 0, "probes": self._probe(self.probes, plain, first)})
         with training_bar(label, config.steps, step) as advance:
             while step < config.steps:
                 tick = time.perf_counter()
@@ -177,8 +180,10 @@ class Trainer:
                         f"step {step}: loss {loss} and gradient norm {norm}, the {bad}th update in a row that is not "
                         f"finite; the last checkpoint, if any, is in {self.folder}"
                     )
-                if (self._due(config.probe_every, step) or step in config.probe_at) and self.probes:
-                    self.metrics.write({"step": step, "probes": self._probe(plain, ids)})
+                looking = self._due(config.probe_every, step) or step in config.probe_at
+                due = {**(self.probes if looking else {}), **(self.last_probes if step == config.steps else {})}
+                if due:
+                    self.metrics.write({"step": step, "probes": self._probe(due, plain, ids)})
                 if self._due(config.evaluate_every, step) and step < config.steps:
                     self._evaluate(plain, step)
                 if self._due(config.checkpoint_every, step) and step < config.steps:
@@ -228,12 +233,12 @@ class Trainer:
     def _due(self, every: int, step: int) -> bool:
         return every > 0 and step % every == 0
 
-    def _probe(self, model: Transformer, ids: Tensor) -> dict[str, Any]:
+    def _probe(self, probes: Mapping[str, Probe], model: Transformer, ids: Tensor) -> dict[str, Any]:
         seen = whole_model(model, keep=self.fabric.is_global_zero)
         if seen is None:
             return {}
         with torch.no_grad():
-            return {name: probe(seen, ids[:, :-1]) for name, probe in self.probes.items()}
+            return {name: probe(seen, ids[:, :-1]) for name, probe in probes.items()}
 
     def _evaluate(self, model: Transformer, step: int, write: bool = True) -> Evaluation:
         with self.fabric.autocast():
