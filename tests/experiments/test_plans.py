@@ -91,7 +91,7 @@ def test_every_profile_makes_valid_runs(profile, tmp_path):
         made = bhyt_depth.config(profile, norm, 1e-3, 0)
         assert isinstance(made, TrainConfig)
         assert made.model.norm.kind == kind
-    with pytest.raises(ResidlabError, match="profile must be one of smoke, cpu, gpu; got 'tpu'"):
+    with pytest.raises(ResidlabError, match="profile must be one of smoke, cpu, gpu, gpu-short; got 'tpu'"):
         bhyt_depth.config("tpu", norm, 1e-3, 0)
 
 

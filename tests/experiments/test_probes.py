@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from residlab.experiments.probes import PROBES, probes_named
+from residlab.experiments.probes import PROBES, held_out, probes_named
 from residlab.experiments.record import Records
 from residlab.experiments.sweep import read_sweep, run_sweep
-from residlab.experiments.training_run import run_folder, trained
+from residlab.experiments.training_run import run_folder, texts_of, trained
 from residlab.models.config import ModelConfig, norm_options
 from residlab.models.transformer import Transformer, next_token_loss
 from residlab.probes.activations import observe_inputs
@@ -166,6 +166,52 @@ def test_gradients_are_those_of_a_backward(residual):
     with torch.no_grad():
         first = PROBES["gradients"](untied, ids[:1, :2])["1"]["stream"]
     assert first == pytest.approx(float(untied.embedding.weight.grad.norm()), rel=1e-5)
+
+
+def test_quantization_by_scheme_input_and_weight():
+    model, ids = make("rmsnorm")
+    with torch.no_grad():
+        found = PROBES["quantization"](model, ids)
+    assert found["tokens"] == found["scheme_tokens"] == 5 * 19
+    assert found["loss"] == pytest.approx(float(next_token_loss(model(ids), ids).detach()), rel=1e-6)
+    assert found["schemes"]["full"] == {"loss": found["loss"], "accuracy": found["accuracy"]}
+    assert {"W8A8", "W8A6", "W8A4", "W6A6", "W4A8", "W4A4", "FP8", "W8A4 hadamard"} < set(found["schemes"])
+    assert len(found["inputs"]) == 3 * 4
+    assert len(found["weights"]) == 3 * 7
+    site = found["inputs"]["blocks.1.feedforward.W_down"]
+    assert site["all"]["crest_factor"] > 1
+    decibels = site["rest"]["sqnr"]
+    assert decibels["3"] < decibels["4"] < decibels["6"] < decibels["8"] < decibels["10"]
+    json.dumps(found, allow_nan=False)
+
+
+def test_quantization_of_a_model_that_diverged_has_the_same_shape():
+    def shape(value):
+        return {name: shape(each) for name, each in value.items()} if isinstance(value, dict) else None
+
+    model, ids = make("rmsnorm")
+    with torch.no_grad():
+        whole = PROBES["quantization"](model, ids)
+        model.embedding.weight.fill_(torch.nan)
+        broken = PROBES["quantization"](model, ids)
+    assert shape(broken) == shape(whole)
+    assert broken["loss"] is None
+    assert broken["schemes"]["W8A8"] == {"loss": None, "accuracy": None}
+    assert broken["inputs"]["blocks.0.attention.W_Q"]["all"]["sqnr"]["4"] is None
+    json.dumps(broken, allow_nan=False)
+
+
+def test_in_a_run_quantization_reads_held_out_text(tmp_path, write):
+    sweep = read_sweep(write({"base": {**BASE, "probes": ["quantization", "profile"], "probe_at": [6]}}))
+    (record,) = run_sweep(sweep, Records(tmp_path / "r.jsonl"), cache=tmp_path / "cache", say=lambda line: None)
+    (config,) = sweep.configs
+    looked = record.metrics["looks"]["quantization"]
+    ids = held_out(texts_of(config, cache=tmp_path / "cache").validation, 16)
+    assert ids.shape[1] == 16
+    with torch.no_grad():
+        again = PROBES["quantization"](trained(config, cache=tmp_path / "cache"), ids)
+    assert looked["tokens"] == [again["tokens"]]
+    assert looked["schemes"]["W4A8"]["loss"] == [pytest.approx(again["schemes"]["W4A8"]["loss"], rel=1e-5)]
 
 
 def test_a_run_writes_what_its_probes_say_and_is_the_same_run(tmp_path, write):

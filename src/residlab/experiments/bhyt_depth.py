@@ -96,6 +96,10 @@ PROFILES: dict[str, Size] = {
         depth=24, width=512, heads=8, context=512, batch=64, steps=3000, short=300, init_std=0.03, precision="bfloat16",
         evaluation_tokens=524_288,
     ),
+    "gpu-short": Size(
+        depth=12, width=512, heads=8, context=256, batch=64, steps=400, short=60, init_std=0.03, precision="bfloat16",
+        evaluation_tokens=131_072,
+    ),
 }  # fmt: skip
 
 

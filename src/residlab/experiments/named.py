@@ -6,7 +6,7 @@ from pathlib import Path
 from residlab.errors import ResidlabError
 from residlab.experiments.plans import EXPERIMENTS, results_file, run_experiment, stages_of
 
-PROFILES = ("smoke", "cpu", "gpu")
+PROFILES = ("smoke", "cpu", "gpu", "gpu-short")
 
 
 def is_named(file: Path) -> bool:

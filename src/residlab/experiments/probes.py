@@ -12,13 +12,17 @@ jacobian       each block: the distance of its Jacobian to the identity, for all
 skipping       each block: by how much the loss rises, in nats, when the block is skipped; and the loss
 gradients      each block: norms of the loss's gradient in the stream that comes in, and in the weights of its attention
                and of its feedforward
+quantization   each scheme: loss and accuracy of the next token; each input of linear layers and each weight: crest
+               factor and signal-to-noise ratio by bits
 
-jacobian and skipping cost many forwards, in proportion to the depth: look at them seldom.
+``jacobian`` and ``skipping`` cost many forwards, in proportion to the depth, ``quantization`` one for each scheme over
+eight thousand tokens: look at them seldom. In a run ``quantization`` reads held-out text, the others the step's batch.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,19 +32,39 @@ from residlab.errors import ResidlabError
 from residlab.kernels import TokenStatistic
 from residlab.models.norms import BHyT, BHyTStar, DyT
 from residlab.models.transformer import Transformer, next_token_loss
+from residlab.precision.quantization import Quantizer
+from residlab.precision.quantized_models import Scheme, linear_layers, weight_of
 from residlab.probes.activations import modules_matching, observe_inputs, observe_outputs
 from residlab.probes.attention import mass_on_key, row_entropy, token_similarity
 from residlab.probes.blocks import record_calls
 from residlab.probes.jacobian import jacobian_deviation
 from residlab.probes.kurtosis import crest_factor, excess_kurtosis
+from residlab.probes.quantization import Noise, Score, input_noise, next_token_score, noise, scheme_scores
 from residlab.probes.stream import TOKEN_CLASSES, StreamProbe
 from residlab.probes.weights import matrices, matrix_shape
+from residlab.training.batches import evaluation_windows
+from residlab.training.tokens import TokenFile
 
 Probe = Callable[[nn.Module, Tensor], dict[str, Any]]
 SITES = r"blocks\.\d+\.(attention|feedforward)_norm|final_norm"
 SEQUENCES = 4
 """How many sequences of a batch the probes of activations look at."""
 JACOBIAN_SEQUENCES, JACOBIAN_PROBES = 2, 2
+FULL = "full"
+"""The name of the scheme that rounds nothing."""
+PLAIN_SCHEMES = ("W8A8", "W8A6", "W8A4", "W6A6", "W4A8", "W4A4", "FP8")
+CONTROL_SCHEMES = ("W8A4 row", "W8A4 clip=0.999", "W8A4 hadamard", "W4A4 hadamard")
+SCHEMES: Mapping[str, Scheme] = MappingProxyType(
+    {FULL: Scheme(), **{name: Scheme.named(name) for name in (*PLAIN_SCHEMES, *CONTROL_SCHEMES)}}
+)
+QUANTIZERS: Mapping[str, Quantizer] = MappingProxyType(
+    {**{str(bits): Quantizer(bits) for bits in (3, 4, 5, 6, 8, 10)}, "FP8": Quantizer("e4m3fn")}
+)
+"""One peak for a tensor. What the probe ``quantization`` measures noise with, by bits."""
+QUANTIZED_AT_ONCE = 8
+"""Sequences of one forward, over which the probe ``quantization`` takes its peaks."""
+HELD_OUT_TOKENS, SCHEME_TOKENS = 16_384, 4096
+"""Tokens that ``quantization`` reads without rounding, and those, the first of them, that it reads with each scheme."""
 
 
 def stream(model: nn.Module, ids: Tensor) -> dict[str, Any]:
@@ -243,6 +267,50 @@ def gradients(model: nn.Module, ids: Tensor) -> dict[str, Any]:
     }
 
 
+def quantization(model: nn.Module, ids: Tensor) -> dict[str, Any]:
+    """Return loss and accuracy, as they are and by scheme, and noise by input of linear layers and by weight.
+
+    Peaks are taken over `QUANTIZED_AT_ONCE` sequences at a time; noise at inputs is that of the first of these. What is
+    no number is None.
+    """
+    windows = torch.split(ids.to(next(model.parameters()).device), QUANTIZED_AT_ONCE)
+    few = windows[: max(1, SCHEME_TOKENS // windows[0].numel())]
+    classes = {name: TOKEN_CLASSES[name] for name in ("all", "rest")}
+    inputs = input_noise(model, windows[0], QUANTIZERS, classes=classes)
+    weights = {name: noise(weight_of(layer), QUANTIZERS) for name, layer in linear_layers(model).items()}
+    full = next_token_score(model, windows)
+    scores: Mapping[str, Score | None] = dict.fromkeys(SCHEMES)
+    if math.isfinite(full.loss):  # a model that diverged has no score, and no quantizer takes what it computes
+        scores = scheme_scores(model, few, SCHEMES)
+    return {
+        "tokens": full.tokens,
+        "loss": _number(full.loss),
+        "accuracy": _number(full.accuracy),
+        "scheme_tokens": sum(window[:, 1:].numel() for window in few),
+        "schemes": {
+            name: {
+                "loss": None if score is None else _number(score.loss),
+                "accuracy": None if score is None else _number(score.accuracy),
+            }
+            for name, score in scores.items()
+        },
+        "inputs": {site: {name: _plain(each) for name, each in found.items()} for site, found in inputs.items()},
+        "weights": {name: _plain(each) for name, each in weights.items()},
+    }
+
+
+def _plain(noise: Noise) -> dict[str, Any]:
+    return {
+        "crest_factor": _number(noise.crest_factor),
+        "kurtosis": _number(noise.excess_kurtosis),
+        "sqnr": {name: _number(value) for name, value in noise.sqnr.items()},
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
 PROBES: dict[str, Probe] = {
     "stream": stream,
     "profile": profile,
@@ -254,11 +322,34 @@ PROBES: dict[str, Probe] = {
     "jacobian": jacobian,
     "skipping": skipping,
     "gradients": gradients,
+    "quantization": quantization,
 }
+ON_HELD_OUT = ("quantization",)
+"""Probes that read held-out text in a run."""
 
 
-def probes_named(names: Sequence[str]) -> dict[str, Probe]:
+def held_out(tokens: TokenFile, context: int) -> Tensor:
+    """Return the first sequences of a text, (B, context), about `HELD_OUT_TOKENS` tokens, fewer if it has fewer.
+
+    Raises
+    ------
+    ResidlabError
+        If the text is shorter than a window.
+    """
+    windows = next(evaluation_windows(tokens, context, batch=max(1, HELD_OUT_TOKENS // context)))
+    return torch.from_numpy(windows.tokens[windows.mask.all(axis=1), :-1])
+
+
+def probes_named(names: Sequence[str], text: Callable[[], Tensor] | None = None) -> dict[str, Probe]:
     """Return probes by their names.
+
+    Parameters
+    ----------
+    names
+        Of `PROBES`.
+    text
+        Makes the ids that those of `ON_HELD_OUT` look at instead of the ids they are given; by default they look at
+        these too.
 
     Raises
     ------
@@ -268,4 +359,11 @@ def probes_named(names: Sequence[str]) -> dict[str, Probe]:
     unknown = sorted(set(names) - set(PROBES))
     if unknown:
         raise ResidlabError(f"probes must be among {', '.join(PROBES)}; got {', '.join(unknown)}")
-    return {name: PROBES[name] for name in names}
+    found = {name: PROBES[name] for name in names}
+    if text is not None:
+        found |= {name: _reading(found[name], text) for name in names if name in ON_HELD_OUT}
+    return found
+
+
+def _reading(probe: Probe, text: Callable[[], Tensor]) -> Probe:
+    return lambda model, ids: probe(model, text().to(ids.device))

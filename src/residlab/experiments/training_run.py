@@ -12,7 +12,7 @@ from residlab.data import cache as storage
 from residlab.data.locking import locked
 from residlab.errors import ResidlabError
 from residlab.experiments.departure import departure_probe
-from residlab.experiments.probes import probes_named
+from residlab.experiments.probes import held_out, probes_named
 from residlab.experiments.record import Record
 from residlab.models.files import load_weights
 from residlab.models.generation import generate
@@ -133,7 +133,10 @@ def train(
         As `Trainer.run` and the corpus; if the run to start from is not in the cache, or its model is another.
     """
     tokens = texts_of(config, cache=cache)
-    looks, initial = {**probes_named((*config.probes, *config.probes_last)), **(probes or {})}, None
+    named = probes_named(
+        (*config.probes, *config.probes_last), lambda: held_out(tokens.validation, config.model.context)
+    )
+    looks, initial = {**named, **(probes or {})}, None
     if config.start is not None:
         base = started(config.start, cache=cache)
         looks["departure"], initial = _departure(config, base, tokens, cache), base.model

@@ -229,8 +229,8 @@ class Transformer(nn.Module):
         if cache is not None:
             cache.length += T
         x = self.final_norm(x)
-        weight = self.embedding.weight if self.output is None else self.output.weight
-        return nn.functional.linear(x, weight), all_rows
+        logits = nn.functional.linear(x, self.embedding.weight) if self.output is None else self.output(x)
+        return logits, all_rows
 
     @property
     def layers(self) -> list[Block]:
