@@ -92,7 +92,7 @@
   }
 
   explore.forms.propagation = ({ start, scale, beta, depth, initial }, { high, low }) => {
-    const coefficients = Array.from(high, (value, k) => value + low[k]);
+    const coefficients = Array.from(high.values, (value, k) => value + low.values[k]);
     const kernel = (c) => coefficients.reduceRight((sum, b) => sum * c + b, 0);
     const slope = coefficients.reduce((sum, b, k) => sum + k * b, 0);
     let gram = Array.from({ length: T }, (_, t) => Float64Array.from({ length: T }, (__, s) => (s === t ? 1 : initial)));
