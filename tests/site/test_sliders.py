@@ -12,7 +12,7 @@ import pytest
 from residlab.experiments.bhyt_depth import MAIN
 from residlab.experiments.norm_results import profiles
 from residlab.experiments.recorded import found
-from residlab.explore import block_variance, cost, finetuning, variance
+from residlab.explore import block_variance, cost, finetuning, kurtosis, variance
 from residlab.explore.panels import KAPPAS, LAMBDAS
 from residlab.explore.profiles import RecordedProfiles, profiles_explorable
 from residlab.explore.theme import NORM_TITLES
@@ -145,6 +145,14 @@ def check_finetuning(shown):
             np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12)
 
 
+def check_kurtosis(shown):
+    frame = kurtosis.kurtosis_explorable().compute(**shown.state)
+    assert shown.readouts == pytest.approx(dict(frame.readouts), rel=1e-8, nan_ok=True)
+    names = {"linear chain, exact": "chain", "closure": "closure", "eight channels, simulated": "sample"}
+    for name, meta in names.items():
+        np.testing.assert_allclose(shown.series[name][1], frame.series[meta][1], rtol=1e-8)
+
+
 CASES = [
     Case(
         "notebooks/01-stream.html",
@@ -220,6 +228,20 @@ CASES = [
         keys={"rate": ("ArrowRight",), "steps": ("End",), "overlap": ("Home",), "decay": ("ArrowLeft",)},
         then={"rate": 0.5, "steps": 1024.0, "overlap": 0.0, "decay": 0.75},
         check=check_finetuning,
+    ),
+    Case(
+        "notebooks/08-kurtosis.html",
+        "kurtosis",
+        start={"width": 64.0, "stream": 0.7, "depth": 24.0, "injected": 0.0},
+        sliders={
+            "width": kurtosis.WIDTHS,
+            "stream": kurtosis.STREAMS,
+            "depth": kurtosis.DEPTHS,
+            "injected": kurtosis.INJECTED,
+        },
+        keys={"width": ("ArrowRight",), "stream": ("Home",), "depth": ("End",), "injected": ("ArrowRight",)},
+        then={"width": 128.0, "stream": 0.0, "depth": 64.0, "injected": 0.01},
+        check=check_kurtosis,
     ),
 ]
 

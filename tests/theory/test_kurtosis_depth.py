@@ -162,6 +162,21 @@ def test_the_fourth_moment_is_that_of_the_mean_value_property(d, a, b, depth):
     np.testing.assert_allclose(g[1:], wanted, rtol=1e-10)
 
 
+def test_pooled_kurtosis_of_a_residual_chain_grows_from_gaussian_inputs():
+    rng = np.random.default_rng(12)
+    d, depth, a, b, n, k = 8, 6, 0.8, 0.6, 4000, 5.0
+    M = np.broadcast_to(np.eye(d), (n, d, d))
+    for _layer in range(depth):
+        M = (a * np.eye(d) + b * haar(rng, d, n)) @ M
+    squares, fourths = (M**2).sum(-1), (M**4).sum(-1)  # of each output channel: variance, and fourth cumulant over k
+    fourth = (k * fourths + 3 * squares**2).mean(-1)
+    error = fourth.std() / np.sqrt(n) / squares.mean() ** 2
+    assert squares.mean() == pytest.approx(1, abs=0.01)
+    assert abs(fourth.mean() - 3 - kd.chain_pooled(d, a, b, depth, k)[-1]) <= 4.5 * error
+    assert kd.chain_pooled(64, 0.8, 0.6, 200, 0.0)[-1] > 3
+    assert kd.chain_pooled(64, 0.0, 1.0, 200, 3.0)[1:] == pytest.approx(np.full(200, 9 / 66))
+
+
 # --- Injection
 
 

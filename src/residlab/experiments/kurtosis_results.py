@@ -86,8 +86,8 @@ def by_kind(records: Iterable[Record]) -> dict[tuple[bool, str], list[Record]]:
 def gaussian_without_residual(records: Iterable[Record], optimizer: str = "kl-shampoo") -> dict[str, float]:
     """Return the numbers of claim B5's predicate, from the stage ``main`` of the experiment ``residual-free``.
 
-    ``recorded`` is 1 where both kinds of model were run, else 0, and all numbers are 0. ``free_least`` and ``free_most``
-    are over the seeds' `worst`, ``residual_least`` and ``residual_most`` over their `peak`.
+    ``recorded`` is 1 where both kinds of model were run, else 0, and so are all numbers. ``free_least`` and
+    ``free_most`` are over the seeds' `worst`, ``residual_least`` and ``residual_most`` over their `peak`.
     """
     runs = by_kind(records)
     free, residual = ([*runs.get((stays, optimizer), [])] for stays in (False, True))

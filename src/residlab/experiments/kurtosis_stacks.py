@@ -1,8 +1,8 @@
 """Kurtosis by depth in stacks of layers at initialization: linear, GELU, SwiGLU, with and without a residual.
 
-``x <- a x + b f(x)``. A linear branch is ``f(x) = x W.T``, W Haar-distributed, without any norm, as the theorem has it. The
-others are our feedforward sublayer behind RMSNorm, its matrices scaled semi-orthogonal (`residlab.models.init`), its
-output divided by its root mean square over the whole batch, so that a and b mean what they say. Inputs have independent
+``x <- a x + b f(x)``. A linear branch is ``f(x) = x W.T``, W Haar-distributed, without any norm, as the theorem has it.
+The others are our feedforward sublayer behind RMSNorm, its matrices scaled semi-orthogonal (`residlab.models.init`),
+its output divided by its root mean square over the batch, so that a and b mean what they say. Inputs have independent
 Laplace entries of variance 1, excess kurtosis 3.
 """
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from residlab.checks import check_counts, check_non_negative, check_one_of
+from residlab.models.config import Feedforward as FeedforwardKind
 from residlab.models.config import ModelConfig
 from residlab.models.feedforward import Feedforward
 from residlab.models.init import scaled_orthogonal_
@@ -110,5 +111,5 @@ def _branch(stack: Stack, x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _feedforward_config(stack: Stack) -> ModelConfig:
-    kind = "gelu" if stack.branch == "gelu" else "swiglu"
+    kind: FeedforwardKind = "gelu" if stack.branch == "gelu" else "swiglu"
     return ModelConfig(depth=1, width=stack.width, heads=1, vocabulary=2, feedforward=kind, position="learned")

@@ -67,18 +67,20 @@ def mixing_kurtosis(x: Tensor, weight: Tensor, generator: torch.Generator | None
     n, d = flat.shape
     if n < 4:
         raise ValueError(f"kurtosis over tokens needs 4 of them or more; got {n}")
-    W = weight.detach().double()
     order = torch.rand(n, d, generator=generator).argsort(dim=0).to(flat.device)
     variances, kurtoses = flat.var(dim=0, correction=0), excess_kurtosis(flat, "channel")
     moving = torch.where(kurtoses.isnan(), 0.0, kurtoses).clamp_min(-2).cpu().numpy()  # -2 is what rounding may cross
     spread = variances.cpu().numpy()
-    rows = W.cpu().numpy()
-    y = flat @ W.T
+    rows = weight.detach().double().cpu().numpy()
+    # Centred, products may be float32: they cost half, and no mean cancels.
+    W = weight.detach().float()
+    centred = (flat - flat.mean(dim=0)).float()
+    y = centred @ W.T
     return MixingKurtosis(
         inputs=kurtoses,
         predicted=torch.as_tensor(sum_excess_kurtosis(rows, moving, spread)),
         measured=excess_kurtosis(y, "channel"),
-        shuffled=excess_kurtosis(flat.gather(0, order) @ W.T, "channel"),
+        shuffled=excess_kurtosis(centred.gather(0, order) @ W.T, "channel"),
         channels=torch.as_tensor(effective_channels(rows, spread)),
-        variance_ratio=y.var(dim=0, correction=0) / (W.square() @ variances),
+        variance_ratio=y.double().var(dim=0, correction=0) / (W.double().square() @ variances),
     )

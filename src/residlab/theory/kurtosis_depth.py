@@ -144,6 +144,29 @@ def chain_fourth_moment(d: int, a: ArrayLike, b: ArrayLike, depth: int) -> Float
     return np.concatenate([[1.0], floor * longer + (1 - floor) * np.cumprod(stream**2)])
 
 
+def chain_pooled(d: int, a: ArrayLike, b: ArrayLike, depth: int, kurtosis: ArrayLike) -> FloatArray:
+    """Return the pooled kurtosis of a Haar chain's output, from expected moments: ``k g_l + 3 (growth_l - 1)``.
+
+    ``g`` as `chain_fourth_moment`, ``growth_l = (1 + 4 a**2 b**2 / (d (a**2 + b**2)**2))**l``: with a residual channels
+    come to differ in variance, and pooled kurtosis grows with depth though each channel's falls, from Gaussian inputs
+    too. Moments are expected ones, over inputs and weights, each by itself.
+
+    Parameters
+    ----------
+    d, a, b, depth
+        As in `chain_participation`.
+    kurtosis : array_like, shape (), >= -2
+        Of the inputs, independent, of mean 0 and equal variance.
+
+    Source: chapter 8 (ours).
+    """
+    a, b = _weights(a, b)
+    stream = np.broadcast_to(a**2 / (a**2 + b**2), (_depth(depth),))
+    growth = np.concatenate([[1.0], np.cumprod(1 + 4 * stream * (1 - stream) / _dimension(d))])
+    k = checked("kurtosis", kurtosis, lambda v: np.isfinite(v) & (v >= -2), "finite and >= -2")
+    return np.asarray(k * chain_fourth_moment(d, a, b, depth) + 3 * (growth - 1))
+
+
 # --- With something injected at every layer
 
 
