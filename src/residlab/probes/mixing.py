@@ -67,7 +67,7 @@ def mixing_kurtosis(x: Tensor, weight: Tensor, generator: torch.Generator | None
     n, d = flat.shape
     if n < 4:
         raise ValueError(f"kurtosis over tokens needs 4 of them or more; got {n}")
-    order = torch.rand(n, d, generator=generator).argsort(dim=0).to(flat.device)
+    order = torch.rand(d, n, generator=generator).argsort(dim=1).T.to(flat.device)
     variances, kurtoses = flat.var(dim=0, correction=0), excess_kurtosis(flat, "channel")
     moving = torch.where(kurtoses.isnan(), 0.0, kurtoses).clamp_min(-2).cpu().numpy()  # -2 is what rounding may cross
     spread = variances.cpu().numpy()
