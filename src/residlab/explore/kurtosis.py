@@ -169,7 +169,7 @@ def _figure() -> go.Figure:
     ]
     return two_panels(
         traces,
-        upper=(axis("layer", rangemode="tozero"), axis("excess kurtosis of a channel", **decades(-6, 2))),
+        upper=(axis("layer", rangemode="tozero"), axis("excess kurtosis of a channel", **decades(-4, 2))),
         lower=(axis("a, weight of the stream", range=[-0.02, 1.02]), axis("factor of one layer", **decades(-3, 0.1))),
         height=680,
     )
