@@ -12,7 +12,7 @@ import pytest
 from residlab.experiments.bhyt_depth import MAIN
 from residlab.experiments.norm_results import profiles
 from residlab.experiments.recorded import found
-from residlab.explore import block_variance, cost, finetuning, isometry, propagation, quantization, variance
+from residlab.explore import block_variance, cost, finetuning, isometry, kurtosis, propagation, quantization, variance
 from residlab.explore.panels import KAPPAS, LAMBDAS
 from residlab.explore.profiles import RecordedProfiles, profiles_explorable
 from residlab.explore.theme import NORM_TITLES
@@ -167,6 +167,14 @@ def check_propagation(shown):
         np.testing.assert_allclose(shown.series[name][1], frame.series[meta][1], rtol=1e-7, atol=1e-9)
 
 
+def check_kurtosis(shown):
+    frame = kurtosis.kurtosis_explorable().compute(**shown.state)
+    assert shown.readouts == pytest.approx(dict(frame.readouts), rel=1e-8, nan_ok=True)
+    names = {"linear chain, exact": "chain", "closure": "closure", "eight channels, simulated": "sample"}
+    for name, meta in names.items():
+        np.testing.assert_allclose(shown.series[name][1], frame.series[meta][1], rtol=1e-8)
+
+
 CASES = [
     Case(
         "notebooks/01-stream.html",
@@ -274,6 +282,20 @@ CASES = [
         keys={"start": ("ArrowDown",), "scale": ("ArrowRight",), "beta": ("ArrowLeft",), "initial": ("Home",)},
         then={"start": "shared", "scale": 1.25, "beta": 1.02, "depth": 12.0, "initial": 0.0},
         check=check_propagation,
+    ),
+    Case(
+        "notebooks/08-kurtosis.html",
+        "kurtosis",
+        start={"width": 64.0, "stream": 0.7, "depth": 24.0, "injected": 0.0},
+        sliders={
+            "width": kurtosis.WIDTHS,
+            "stream": kurtosis.STREAMS,
+            "depth": kurtosis.DEPTHS,
+            "injected": kurtosis.INJECTED,
+        },
+        keys={"width": ("ArrowRight",), "stream": ("Home",), "depth": ("End",), "injected": ("ArrowRight",)},
+        then={"width": 128.0, "stream": 0.0, "depth": 64.0, "injected": 0.01},
+        check=check_kurtosis,
     ),
 ]
 
