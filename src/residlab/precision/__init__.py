@@ -1,0 +1,1 @@
+"""Finite precision: formats, rounding, summation, products, quantization."""
