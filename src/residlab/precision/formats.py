@@ -151,7 +151,7 @@ class Format:
 
     @property
     def smallest_subnormal(self) -> float:
-        """The smallest positive number: 2^(emin - t + 1), the smallest normal one without subnormals; 0 if unbounded."""
+        """The smallest positive number: 2^(emin - t + 1), or 2^emin without subnormals; 0 if unbounded."""
         if self.emin is None or not self.subnormals:
             return self.smallest_normal
         return math.ldexp(1.0, self.emin - self.t + 1)
