@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+from residlab.precision.accumulation import Order
 from residlab.precision.formats import Format, Mode
 
 EXPONENTS = {"float32": (-126, 127), "float64": (-1022, 1023)}
@@ -38,3 +39,31 @@ def round_fraction(x: Fraction, fmt: Format, mode: Mode = "nearest", carrier: st
         beyond = {"infinity": math.inf, "saturate": float(largest), "nan": math.nan}[fmt.overflow]
         return math.copysign(float(largest) if stops else beyond, x)
     return math.copysign(float(result), x)
+
+
+def sum_fractions(terms: list[Fraction], fmt: Format, order: Order) -> float:
+    """Sum as the order is worded, each rounding exact: blocks by slicing, pairs level by level."""
+
+    def fl(x: Fraction) -> Fraction:
+        return Fraction(round_fraction(x, fmt))
+
+    def recursive(values: list[Fraction]) -> Fraction:
+        total = values[0]
+        for value in values[1:]:
+            total = fl(total + value)
+        return total
+
+    def first(values: list[Fraction]) -> list[Fraction]:
+        return [fl(values[0]), *values[1:]]
+
+    if not terms:
+        return 0.0
+    if order.name == "pairwise":
+        level = [fl(term) for term in terms]
+        while len(level) > 1:
+            pairs = [fl(a + b) for a, b in zip(level[::2], level[1::2], strict=False)]
+            level = pairs + ([level[-1]] if len(level) % 2 else [])
+        return float(level[0])
+    block = order.block or len(terms)
+    runs = [recursive(first(terms[i : i + block])) for i in range(0, len(terms), block)]
+    return float(recursive(runs))

@@ -294,7 +294,7 @@ def test_a_generator_gives_seeds_and_moves_on() -> None:
 carriers = st.sampled_from(["float32", "float64"])
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.data(), carriers, st.sampled_from(list(MODES)))
 def test_a_sum_is_rounded_once(backend: Any, data: st.DataObject, carrier: str, mode: Mode) -> None:
     width, bits = (32, 22) if carrier == "float32" else (64, 51)
