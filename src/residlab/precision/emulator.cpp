@@ -23,7 +23,7 @@ enum Mode : int64_t { NEAREST = 0, TOWARD_ZERO = 1, UP = 2, DOWN = 3, STOCHASTIC
 
 // What Python hands over (ctypes, same order); see Layout in reference.py.
 struct Layout {
-    int64_t drop, least, unit, graded, smallest, half, flush, largest, above, below, infinite;
+    int64_t drop, least, unit, plain, smallest, half, flush, largest, above, below, infinite;
 };
 
 struct Elementwise {
@@ -58,7 +58,8 @@ template <class U>
     return (yes & all) | (no & ~all);
 }
 
-template <class Carrier, Mode mode, bool graded>
+// A plain format is the carrier with fewer bits: the carry alone gives infinity, and nothing underflows earlier.
+template <class Carrier, Mode mode, bool plain>
 struct Arithmetic {
     using U = typename Bits<Carrier>::Unsigned;
     using I = typename Bits<Carrier>::Signed;
@@ -82,7 +83,7 @@ struct Arithmetic {
         const U negative = U(0) - (bits >> (8 * sizeof(U) - 1));
         I d = drop, exponent = 0;
         U unit = mask + 1;
-        if constexpr (graded) {
+        if constexpr (!plain) {
             exponent = I(size >> stored);
             exponent = I(choose<U>(exponent > 1, exponent, 1));
             d = drop + I(choose<U>(least > exponent, least - exponent, 0));
@@ -95,7 +96,7 @@ struct Arithmetic {
         U addend = 0;
         bool away = false;
         if constexpr (mode == NEAREST) {
-            const U last = U((size & unit) != 0) | U(graded && d == stored);
+            const U last = U((size & unit) != 0) | U(!plain && d == stored);
             addend = (dropped >> 1) + (last & dropped & 1);
             away = I(size) > half;
         } else if constexpr (mode == UP || mode == DOWN) {
@@ -104,7 +105,7 @@ struct Arithmetic {
         } else if constexpr (mode == STOCHASTIC) {
             const uint64_t random = random_bits(key, counter);
             addend = U(random) & dropped;
-            if constexpr (graded) {
+            if constexpr (!plain) {
                 const U low = size & ((U(1) << stored) - 1);
                 const uint64_t significand = choose(size == low, low, low | (U(1) << stored));
                 const int64_t shift = 63 - stored + int64_t(exponent) - int64_t(lowest);
@@ -113,10 +114,12 @@ struct Arithmetic {
             }
         }
         U result = (size + addend) & ~dropped;
-        if constexpr (graded) result = choose<U>(I(size) < smallest, choose<U>(away, smallest, 0), result);
-        result = choose<U>(I(size) < flush, 0, result);
-        result = choose<U>(I(result) > largest, (below & negative) | (above & ~negative), result);
-        result = choose<U>(I(size) == infinity, infinite, result);
+        if constexpr (!plain) {
+            result = choose<U>(I(size) < smallest, choose<U>(away, smallest, 0), result);
+            result = choose<U>(I(size) < flush, 0, result);
+            result = choose<U>(I(result) > largest, (below & negative) | (above & ~negative), result);
+            result = choose<U>(I(size) == infinity, infinite, result);
+        }
         result = choose<U>(I(size) > infinity, size, result);
         return std::bit_cast<Carrier>(U(result | sign));
     }
@@ -125,9 +128,8 @@ struct Arithmetic {
     [[gnu::always_inline]] Carrier sum(Carrier a, Carrier b, uint64_t counter) const {
         const Carrier total = a + b, part = total - a, error = (a - (total - part)) + (b - part);
         const U bits = std::bit_cast<U>(total), off = std::bit_cast<U>(error);
-        const I size = I(off & magnitude);
         const U inward = (bits ^ off) >> (8 * sizeof(U) - 1), even = (bits & 1) - 1;
-        const U inexact = U(0) - U((size > 0) & (size <= infinity));
+        const U inexact = U(0) - U(__builtin_islessgreater(error, Carrier(0)));  // not for NaN, which infinities leave
         return rounded(std::bit_cast<Carrier>(U(bits + ((1 - 2 * inward) & even & inexact))), counter);
     }
 };
@@ -154,10 +156,10 @@ template <class Carrier, class Arithmetic>
     for (int64_t i = from; i < to; ++i) y[i] = arithmetic.sum(a[i], b[i], i);
 }
 
-template <class Carrier, Mode mode, bool graded>
+template <class Carrier, Mode mode, bool plain>
 void elementwise(const Elementwise &call) {
     constexpr int64_t SPAN = 1 << 14;
-    const Arithmetic<Carrier, mode, graded> arithmetic(call.layout, call.key);
+    const Arithmetic<Carrier, mode, plain> arithmetic(call.layout, call.key);
     const auto *a = static_cast<const Carrier *>(call.a), *b = static_cast<const Carrier *>(call.b);
     auto *y = static_cast<Carrier *>(call.y);
 #pragma omp parallel for num_threads(call.threads) if (call.threads > 1) schedule(static)
@@ -265,7 +267,7 @@ void product(const Product &call) {
 
 template <class Carrier, Mode mode>
 void elementwise_as(const Elementwise &call) {
-    call.layout.graded ? elementwise<Carrier, mode, true>(call) : elementwise<Carrier, mode, false>(call);
+    call.layout.plain ? elementwise<Carrier, mode, true>(call) : elementwise<Carrier, mode, false>(call);
 }
 
 template <class Carrier>
@@ -283,10 +285,10 @@ template <class Carrier>
 void product_in(const Product &call) {
     if (call.native) return product<Carrier, Native<Carrier>>(call);
     if (call.mode == NEAREST) {
-        if (call.layout.graded) return product<Carrier, Arithmetic<Carrier, NEAREST, true>>(call);
+        if (call.layout.plain) return product<Carrier, Arithmetic<Carrier, NEAREST, true>>(call);
         return product<Carrier, Arithmetic<Carrier, NEAREST, false>>(call);
     }
-    if (call.layout.graded) return product<Carrier, Arithmetic<Carrier, STOCHASTIC, true>>(call);
+    if (call.layout.plain) return product<Carrier, Arithmetic<Carrier, STOCHASTIC, true>>(call);
     product<Carrier, Arithmetic<Carrier, STOCHASTIC, false>>(call);
 }
 

@@ -61,10 +61,10 @@ class Layout(NamedTuple):
         Exponent field, in the carrier, of the format's smallest normal number.
     unit : int
         Exponent field that its smallest subnormal number would have, which may be below 1.
-    graded : int
-        Whether the format underflows before its carrier does.
+    plain : int
+        Whether the format is its carrier with fewer bits: of the same exponents, overflow and subnormals.
     smallest, half : int
-        Its smallest subnormal number, if graded, and half of that (0 where the carrier has no half).
+        Its smallest subnormal number and half of that; 0 where the format underflows as the carrier does.
     flush : int
         What is below becomes 0; 0 flushes nothing.
     largest, above, below : int
@@ -76,7 +76,7 @@ class Layout(NamedTuple):
     drop: int
     least: int
     unit: int
-    graded: int
+    plain: int
     smallest: int
     half: int
     flush: int
@@ -103,7 +103,9 @@ def layout(fmt: Format, dtype: torch.dtype, mode: Mode) -> Layout:
         drop=own.t - fmt.t,
         least=emin + own.emax,
         unit=ulp + own.emax,
-        graded=int(graded),
+        plain=int(
+            (emin, emax, fmt.overflow, fmt.subnormals, fmt.reserved) == (own.emin, own.emax, "infinity", True, 0)
+        ),
         smallest=carrier.bits(2.0**ulp) if graded else 0,
         half=carrier.bits(2.0 ** (ulp - 1)) if has_half else 0,
         flush=0 if fmt.subnormals else carrier.bits(2.0**emin),
