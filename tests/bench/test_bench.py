@@ -132,7 +132,10 @@ def command(*arguments):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["speed"], "there is no benchmark 'speed'; there are norms, training, generation, scaling, trainer, cost"),
+        (
+            ["speed"],
+            "there is no benchmark 'speed'; there are norms, rounding, training, generation, scaling, trainer, cost",
+        ),
         (["training", "--threads", "0"], "--threads must be >= 1; got 0"),
         (["training", "--json", "nowhere/x.json"], "there is no folder nowhere"),
         (["training", "--json", "."], "--json . is a folder: name a file"),

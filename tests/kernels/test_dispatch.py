@@ -90,9 +90,9 @@ def test_triton_refuses_what_it_cannot_run(triton: str) -> None:
 
 
 def test_one_notice_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    from residlab.kernels import compiled
+    from residlab.kernels import building, compiled
 
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
+    monkeypatch.setattr(building.shutil, "which", lambda name: None)
     compiled.available.cache_clear()
     compiled.library.cache_clear()
     try:

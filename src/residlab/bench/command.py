@@ -12,7 +12,7 @@ from typing import Any
 
 from residlab.errors import ResidlabError
 
-SUITES = ("norms", "training", "generation", "scaling", "trainer", "cost")
+SUITES = ("norms", "rounding", "training", "generation", "scaling", "trainer", "cost")
 BY_NAME = ("cost",)
 """Suites that take ten minutes and run only when asked for."""
 
@@ -85,6 +85,24 @@ def _norms(args: argparse.Namespace, console: Any, advance: Callable[[str], None
     return [dataclasses.asdict(row) for row in table]
 
 
+def _rounding(args: argparse.Namespace, console: Any, advance: Callable[[str], None]) -> Any:
+    from residlab.bench.report import show
+    from residlab.bench.rounding import product_speed, rounding_speed
+    from residlab.precision import compiled
+    from residlab.precision.formats import BF16, FP16
+
+    with_compiler = not args.no_compile and compiled.available()
+    reports = {
+        fmt.name: rounding_speed(fmt, repeats=args.repeats, compiled=with_compiler, advance=advance)
+        for fmt in (BF16, FP16)
+    }
+    if with_compiler:
+        reports["product"] = product_speed(repeats=args.repeats, advance=advance)
+    for report in reports.values():
+        show(report, console)
+    return {name: report.to_dict() for name, report in reports.items()}
+
+
 def _training(args: argparse.Namespace, console: Any, advance: Callable[[str], None]) -> Any:
     from residlab.bench.models import training_step
     from residlab.bench.report import show
@@ -139,6 +157,7 @@ def _cost(args: argparse.Namespace, console: Any, advance: Callable[[str], None]
 
 _RUNNERS = {
     "norms": _norms,
+    "rounding": _rounding,
     "training": _training,
     "generation": _generation,
     "scaling": _scaling,

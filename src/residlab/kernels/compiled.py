@@ -13,30 +13,16 @@ built anew for each operator, direction and dtype.
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import platform
-import shutil
-import subprocess
-import tempfile
-import warnings
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from . import building
 from .fused import FusedOperators, Norm
 from .rational_tanh import LONG, SHORT, Fraction
 
-_COMPILERS = ("c++", "g++", "clang++")
-_FLAGS = ("-std=c++20", "-O2", "-ftree-vectorize", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
-_OUTPUT = ("-fPIC", "-shared")
-# What a compiler may lack, best first: one thread and no vectors is still correct.
-_OPTIONAL = (
-    *(("-march=native", threads) for threads in ("-fopenmp", "-fopenmp-simd")),
-    *(("-mcpu=native", threads) for threads in ("-fopenmp", "-fopenmp-simd")),
-    (),
-)
 _SERIAL = 1 << 15  # entries below which a second thread costs more than it saves
 _SYMBOLS = {
     torch.float64: "residlab_float64",
@@ -57,10 +43,6 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("kappa", "eps")),
         *((name, ctypes.c_void_p) for name in _TENSORS),
     )
-
-
-class BuildError(RuntimeError):
-    """The C++ kernels cannot be built on this machine; the message says why."""
 
 
 def launch(norm: Norm, *, backward: bool, kappa: float, eps: float, **tensors: Tensor | None) -> None:
@@ -104,12 +86,7 @@ OPERATORS = FusedOperators("compiled", launch)
 @cache
 def available() -> bool:
     """Return whether the kernels can be built here; if not, say once why eager formulas run instead."""
-    try:
-        library()
-    except BuildError as error:
-        warnings.warn(f"compiled norms fall back to the eager reference: {error}", stacklevel=2)
-        return False
-    return True
+    return building.succeeds(library, "compiled norms fall back to the eager reference")
 
 
 @cache
@@ -121,38 +98,8 @@ def library() -> ctypes.CDLL:
     BuildError
         If there is no C++ compiler, or it fails.
     """
-    compiler = _compiler()
-    if compiler is None:
-        raise BuildError(f"no C++ compiler on PATH (tried {', '.join(_COMPILERS)})")
     source = _prelude() + Path(__file__).with_name("compiled.cpp").read_text(encoding="utf-8")
-    version = compiler_version()
-    key = hashlib.sha256("\0".join((source, version, *_FLAGS, *_OUTPUT, *map(str, _OPTIONAL), _processor())).encode())
-    built = _cache_dir() / f"norms-{key.hexdigest()[:24]}.so"
-    if not built.exists():
-        _build(compiler, source, built)
-    try:
-        return ctypes.CDLL(str(built))
-    except OSError as error:
-        raise BuildError(f"{built} does not load ({error}); delete it to build it anew") from error
-
-
-def _build(compiler: str, source: str, target: Path) -> None:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as folder:
-            text, made = Path(folder) / "norms.cpp", Path(folder) / "norms.so"
-            text.write_text(source, encoding="utf-8")
-            said = ""
-            for optional in _OPTIONAL:
-                command = [compiler, *_FLAGS, *_OUTPUT, *optional, str(text), "-o", str(made)]
-                done = subprocess.run(command, capture_output=True, text=True, check=False)
-                if done.returncode == 0:
-                    made.replace(target)
-                    return
-                said = said or done.stderr
-    except OSError as error:
-        raise BuildError(f"cannot write to the cache folder {target.parent}: {error}") from error
-    raise BuildError(f"{compiler} failed: {said.strip()[:500]}")
+    return building.load("norms", source, ("-ffp-contract=fast",))
 
 
 def _prelude() -> str:
@@ -163,32 +110,3 @@ def _prelude() -> str:
             lines.append(f"constexpr float {name}_{letter}[] = {{{values}}};")
         lines.append(f"constexpr float {name}_BOUND = {fraction.bound.hex()}f;")
     return "\n".join(lines) + "\n"
-
-
-def _cache_dir() -> Path:
-    import platformdirs
-
-    return platformdirs.user_cache_path("residlab", appauthor=False) / "kernels"
-
-
-def _processor() -> str:
-    # A home folder may be shared by machines that understand different instructions.
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    wanted = ("model name", "flags", "Features", "CPU part")
-    return "\n".join([platform.machine(), platform.processor(), *sorted({x for x in lines if x.startswith(wanted)})])
-
-
-def _compiler() -> str | None:
-    return next(filter(None, map(shutil.which, _COMPILERS)), None)
-
-
-def compiler_version() -> str:
-    """Return the first line that the C++ compiler says of itself, or that there is none."""
-    compiler = _compiler()
-    if compiler is None:
-        return "none"
-    said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    return said.partition("\n")[0]

@@ -1,1 +1,1 @@
-"""Low precision, emulated: quantization."""
+"""Finite precision: formats, rounding, summation, products, quantization."""
