@@ -7,6 +7,7 @@ import pytest
 from residlab.cli import main
 from residlab.errors import ResidlabError
 from residlab.experiments import bhyt_depth, plans
+from residlab.experiments.norm_results import star
 from residlab.experiments.plans import EXPERIMENTS, Found, results_file, run_experiment, stages_of
 from residlab.experiments.record import Record, Records
 from residlab.training.config import TrainConfig
@@ -51,6 +52,26 @@ def test_a_diverged_run_is_the_worst_and_the_grid_has_limits(tmp_path):
     assert set(bhyt_depth.best_rates(found).values()) == {1.25e-4}
 
 
+def test_bhyt_star_is_tuned_from_where_it_has_been(tmp_path):
+    found = tuned(tmp_path, lambda kind, lr: lr)
+    stages = {stage.name: stage for stage in stages_of("bhyt-depth")}
+    norm = bhyt_depth.NORMS["bhyt*"]
+    loss = {16e-3: 3.05, 8e-3: 2.99, 32e-3: 3.2, 4e-3: 3.1}
+    for stage, rates in (("exact", [16e-3]), ("norms", [8e-3, 32e-3])):
+        for lr in rates:
+            made = bhyt_depth.config("cpu", norm, lr, 0)
+            found.records.add(record(f"bhyt-depth/{stage}", made, loss[lr]))
+    found.records.add(record("bhyt-depth/exact", bhyt_depth.config("cpu", norm, 4e-3, 1), 1.0))  # not the first seed
+    asked = stages["star"].configs("cpu", found)
+    while missing := [c for c in asked if not found.records.find("bhyt-depth/star", c.hash)]:
+        for one in missing:
+            found.records.add(record("bhyt-depth/star", one, loss[one.optimizer.lr]))
+        asked = stages["star"].configs("cpu", found)
+    # 8e-3 was the lowest of three rates and at their edge: the grid goes on to 4e-3, and comes back.
+    assert sorted({(c.optimizer.lr, c.seed) for c in asked}) == [(4e-3, 0), (8e-3, 0), (8e-3, 1), (8e-3, 2)]
+    assert [(one.config["optimizer"]["lr"], one.seed) for one in star(found)] == [(8e-3, 0), (8e-3, 1), (8e-3, 2)]
+
+
 def test_main_waits_for_tuning(tmp_path):
     empty = Found("bhyt-depth", Records(tmp_path / "none.jsonl"))
     with pytest.raises(ResidlabError, match="no record of tuning rmsnorm: run the stage tuning first"):
@@ -65,6 +86,7 @@ def test_every_stage_is_as_the_plan_says(tmp_path):
     assert counts == {
         "main": 12,
         "exact": 3,
+        "star": 1,
         "control": 3,
         "equal": 2,
         "depth": 16,

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -120,8 +120,7 @@ def found(tmp_path_factory):
         stages = ("optimizers", "main")
         done = run_experiment("residual-free", records, profile="smoke", stages=stages, **quiet)
         assert [stage.name for stage, _ in done] == list(stages)
-        found = Found("residual-free", records)
-    return found
+    return Found("residual-free", records)
 
 
 def test_runs_are_recorded_with_what_chapters_need(found):
@@ -186,6 +185,12 @@ def test_what_decides_b4(tmp_path):
             assert answer.gain == pytest.approx(3.0 - answer.loss)
             residual = named[f"residual, AdamW, {depth} layers"].metrics["nats_per_token"]
             assert answer.gap == pytest.approx(answer.loss - residual)
+    groups = [rf.group(name) for name in named]
+    assert {group: groups.count(group) for group in groups} == {
+        "with our start": 19,
+        "as published": 14,
+        "with residual connections": 6,
+    }
     assert rf.trainability(named, "gpu", 2, 3.0, published=True) is None
 
 

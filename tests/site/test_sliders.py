@@ -12,7 +12,7 @@ import pytest
 from residlab.experiments.bhyt_depth import MAIN
 from residlab.experiments.norm_results import profiles
 from residlab.experiments.recorded import found
-from residlab.explore import block_variance, cost, finetuning, quantization, variance
+from residlab.explore import block_variance, cost, finetuning, isometry, propagation, quantization, variance
 from residlab.explore.panels import KAPPAS, LAMBDAS
 from residlab.explore.profiles import RecordedProfiles, profiles_explorable
 from residlab.explore.theme import NORM_TITLES
@@ -153,6 +153,20 @@ def check_quantization(shown):
             np.testing.assert_allclose(shown.series[title][1], frame.series[f"{name}-{panel}"][1], rtol=1e-8)
 
 
+def check_isometry(shown):
+    frame = isometry.isometry_explorable().compute(**shown.state)
+    assert shown.readouts == pytest.approx(dict(frame.readouts), rel=1e-8, abs=1e-12, nan_ok=True)
+    for name, meta in (("one isometry", "spread coherent"), ("independent isometries, defect", "defect isotropic")):
+        np.testing.assert_allclose(shown.series[name][1], frame.series[meta][1], rtol=1e-8)
+
+
+def check_propagation(shown):
+    frame = propagation.propagation_explorable().compute(**shown.state)
+    assert shown.readouts == pytest.approx(dict(frame.readouts), rel=1e-7, abs=1e-9)
+    for name, meta in (("cosine of two tokens", "similarity"), ("participation", "participation")):
+        np.testing.assert_allclose(shown.series[name][1], frame.series[meta][1], rtol=1e-7, atol=1e-9)
+
+
 CASES = [
     Case(
         "notebooks/01-stream.html",
@@ -237,6 +251,29 @@ CASES = [
         keys={"bits": ("ArrowLeft",), "peak": ("End",), "law": ("ArrowDown",)},
         then={"bits": 7.0, "peak": 1000.0, "law": "laplace"},
         check=check_quantization,
+    ),
+    Case(
+        "notebooks/09-isometry.html",
+        "isometry",
+        start={"step": 0.01, "steps": 50.0, "width": 128.0},
+        sliders={"step": isometry.RATES, "steps": isometry.STEPS, "width": isometry.WIDTHS},
+        keys={"step": ("ArrowRight",), "steps": ("Home",), "width": ("End",)},
+        then={"step": isometry.RATES[isometry.RATES.index(0.01) + 1], "steps": 1.0, "width": 4096.0},
+        check=check_isometry,
+    ),
+    Case(
+        "notebooks/10-residual-free.html",
+        "propagation",
+        start={"start": "apart", "scale": 1.0, "beta": 1.03, "depth": 12.0, "initial": 0.05},
+        sliders={
+            "scale": propagation.SCALES,
+            "beta": propagation.BETAS,
+            "depth": propagation.DEPTHS,
+            "initial": propagation.INITIALS,
+        },
+        keys={"start": ("ArrowDown",), "scale": ("ArrowRight",), "beta": ("ArrowLeft",), "initial": ("Home",)},
+        then={"start": "shared", "scale": 1.25, "beta": 1.02, "depth": 12.0, "initial": 0.0},
+        check=check_propagation,
     ),
 ]
 

@@ -6,6 +6,7 @@ minutes):
     tuning       4 norms x 3 learning rates (more at an edge), seed 100       12 runs and more
     main         4 norms x 3 seeds at their own best rate, with all probes    12 runs
     exact        BHyT* x 3 seeds at BHyT's rate                                3 runs
+    star         BHyT* at its own best rate x 3 seeds                          3 runs and more
     control      RMSNorm x 3 seeds with BHyT's first gain and rate             3 runs
     equal        LNS and BHyT at RMSNorm's rate, probed; one seed              2 runs
     depth        4 norms at 6, 12, 24, 48 layers, 120 steps; one seed         16 runs of 0.4 to 4 min
@@ -17,9 +18,9 @@ minutes):
     bounds       BHyT and BHyT* with lam/kappa of 0.5 and 1; one seed          4 runs
     small        4 norms x 4 rates, initial weights of 0.02; seed 100         18 runs
 
-``tuning``, ``main``, ``exact`` and ``control`` decide; the rest explores, one factor at a time, and says so. Seeds of
-``main`` are not that of ``tuning``, so that no rate was chosen for its luck. Every norm sees the same weights' seed and
-the same data.
+``tuning``, ``main``, ``exact``, ``star`` and ``control`` decide; the rest explores, one factor at a time, and says so.
+Seeds of ``main`` are not that of ``tuning``, so that no rate was chosen for its luck. Every norm sees the same weights'
+seed and the same data.
 
 Initial weights have a standard deviation of 0.02 sqrt(1024/width), that of the paper's smallest model carried over to
 another width: a product of a matrix with a normalised token then has the same size. ``small`` keeps 0.02 itself.
@@ -194,6 +195,25 @@ def _norms(profile: str, found: Found) -> list[TrainConfig]:
     ]
 
 
+def star_scores(found: Found) -> dict[float, float]:
+    """Return learning rate -> bits per byte of BHyT* with the first seed, from all stages that have trained it."""
+    runs = [record for stage in ("exact", "norms", "star") for record in found.stage(stage)]
+    return scores_by_rate(
+        record
+        for record in runs
+        if record.seed == SEEDS[0] and ModelConfig.from_dict(record.config["model"]).norm == NORMS["bhyt*"]
+    )
+
+
+def _star(profile: str, found: Found) -> list[TrainConfig]:
+    scores = star_scores(found)
+    first = scores or (_rate(found, "bhyt*"),)
+    beyond = [rate for rate in wanted_rates(first, scores, RATE_LIMITS) if rate not in scores]
+    own = [_probed(profile, NORMS["bhyt*"], best_rate(scores), seed) for seed in SEEDS if not beyond]
+    tried = {record.config["optimizer"]["lr"] for record in found.stage("star") if record.seed == SEEDS[0]}
+    return [_probed(profile, NORMS["bhyt*"], rate, SEEDS[0]) for rate in sorted({*tried, *beyond})] + own
+
+
 def _probed(profile: str, norm: NormOptions, rate: float, seed: int) -> TrainConfig:
     every = max(1, PROFILES[profile].steps // 12)
     return config(
@@ -235,10 +255,11 @@ def _depth(profile: str, found: Found) -> list[TrainConfig]:
 
 def _data(profile: str, found: Found) -> list[TrainConfig]:
     steps = PROFILES[profile].steps
+    order = sorted(MAIN, key=("rmsnorm", "bhyt", *MAIN).index)  # the long ones last, the telling two of them first
     return [
         config(profile, NORMS[kind], _rate(found, kind), SEEDS[0], steps=budget)
         for budget in (max(1, steps // 4), 4 * steps)
-        for kind in MAIN
+        for kind in order
     ]
 
 
@@ -275,6 +296,7 @@ STAGES = (
     Stage("tuning", "a learning rate for each norm", _tuning),
     Stage("main", "the comparison: norms at their own rate, three seeds, probed", _main),
     Stage("exact", "BHyT*, three seeds, to compare the approximation with", _exact),
+    Stage("star", "BHyT* at a rate of its own, three seeds", _star),
     Stage("control", "RMSNorm with BHyT's first gain, three seeds: what the tanh itself does", _control),
     Stage("equal", "norms at RMSNorm's rate instead of their own, one seed", _equal),
     Stage("depth", "6 to 48 layers, one seed", _depth),

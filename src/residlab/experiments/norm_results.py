@@ -90,6 +90,19 @@ def by_rate(records: Sequence[Record]) -> dict[str, dict[float, float]]:
     return {name: dict(sorted(scores.items())) for name, scores in found.items()}
 
 
+def star(found: Found) -> list[Record]:
+    """Return BHyT*'s runs at its own best rate, by seed; those at BHyT's rate where it has not been tuned."""
+    from residlab.experiments.bhyt_depth import SEEDS, star_scores
+    from residlab.experiments.rates import best_rate
+
+    runs = found.stage("star")
+    own = best_rate(star_scores(found)) if runs else None
+    chosen = sorted((record for record in runs if rate(record) == own), key=lambda record: record.seed)
+    if [record.seed for record in chosen] == list(SEEDS):
+        return chosen
+    return contenders(found)["bhyt*"]
+
+
 def best(records: Sequence[Record], name: str) -> Record:
     """Return a norm's run with the lowest loss.
 

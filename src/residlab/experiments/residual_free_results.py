@@ -194,6 +194,13 @@ def is_published(name: str) -> bool:
     return name.startswith("published")
 
 
+def group(name: str) -> str:
+    """Return what a variant belongs to: ``as published``, ``with residual connections`` or ``with our start``."""
+    if is_published(name):
+        return "as published"
+    return "with residual connections" if name.startswith("residual") else "with our start"
+
+
 @dataclass(frozen=True)
 class Trainability:
     """What decides B4 at one depth, in nats per byte on held-out text.
