@@ -125,13 +125,14 @@ def test_a_model_with_rounded_weights_and_rounding_hooks_is_the_same(name):
         assert torch.equal(model(ids), other(ids))
 
 
-def test_rotated_by_hand():
+@pytest.mark.parametrize("kind", ["random", "hadamard"])
+def test_rotated_by_hand(kind):
     layer = nn.Linear(24, 7, dtype=torch.float64)
     block = nn.Module()
     block.layers = nn.ModuleList([layer])
     x = torch.randn(5, 24, dtype=torch.float64)
-    R, Q = rotation(24, "random", 0), Quantizer(4)
-    with torch.no_grad(), quantized(block, "W4A4 random"):
+    R, Q = rotation(24, kind, 0), Quantizer(4)
+    with torch.no_grad(), quantized(block, f"W4A4 {kind}"):
         got = layer(x)
     torch.testing.assert_close(got, Q(x @ R) @ Q(layer.weight.detach() @ R).T + layer.bias.detach())
 

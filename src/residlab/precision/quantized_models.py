@@ -192,7 +192,7 @@ class _Shared:
     """What the layers of one context have in common: rotations, and the last input, which several may read."""
 
     def __init__(self) -> None:
-        self.rotations: dict[tuple[int, torch.device, torch.dtype], Tensor] = {}
+        self.rotations: dict[tuple[int, torch.device, torch.dtype], tuple[Tensor, ...]] = {}
         self.input: tuple[Tensor, int, bool] | None = None
         self.rounded: Tensor | None = None
 
@@ -220,9 +220,12 @@ def _rounding_forward(
         precise = torch.promote_types(x.dtype, torch.float32)
         key = (x.shape[-1], x.device, precise)
         if key not in shared.rotations:
-            made = rotation(x.shape[-1], scheme.rotation, scheme.seed)
-            shared.rotations[key] = made.to(device=x.device, dtype=precise)
-        return x.to(precise) @ shared.rotations[key]
+            factors = _factors(x.shape[-1], scheme.rotation, scheme.seed)
+            shared.rotations[key] = tuple(each.to(device=x.device, dtype=precise) for each in factors)
+        signs, block = shared.rotations[key]
+        blocks = (x.to(precise) * signs).reshape(*x.shape[:-1], -1, len(block))
+        turned: Tensor = blocks @ block
+        return turned.flatten(-2)
 
     def rounded(what: str, x: Tensor, quantizer: Quantizer | None) -> Tensor:
         y = rotated(x)
@@ -260,21 +263,26 @@ def rotation(width: int, kind: Rotation, seed: int = 0) -> Tensor:
     ResidlabError
         If there is no such kind, or ``"hadamard"`` is asked of an odd width, whose blocks would have size 1.
     """
+    signs, block = _factors(width, kind, seed)
+    return signs[:, None] * torch.kron(torch.eye(width // len(block), dtype=torch.float64), block)
+
+
+def _factors(width: int, kind: Rotation, seed: int) -> tuple[Tensor, Tensor]:
+    """Return signs, (width,), and an orthogonal block, of which the rotation has copies side by side."""
     named: str = kind
     if named not in get_args(Rotation):
         raise ResidlabError(f"rotation must be one of {', '.join(get_args(Rotation))}; got {kind!r}")
-    if kind == "none":
-        return torch.eye(width, dtype=torch.float64)
+    ones = torch.ones(width, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
+    if kind == "none":
+        return ones, torch.ones(1, 1, dtype=torch.float64)
     if kind == "random":
         Q, R = torch.linalg.qr(torch.randn((width, width), dtype=torch.float64, generator=generator))
-        haar: Tensor = Q * R.diagonal().sign()  # without the signs the law is not Haar's
-        return haar
-    block = width & -width
-    if block == 1:
+        return ones, Q * R.diagonal().sign()  # without these signs the law is not Haar's
+    size = width & -width
+    if size == 1:
         raise ResidlabError(f"a Hadamard rotation needs an even width; got {width}: use random")
     H = torch.ones(1, 1, dtype=torch.float64)
-    while len(H) < block:
+    while len(H) < size:
         H = torch.cat((torch.cat((H, H), 1), torch.cat((H, -H), 1)))
-    signs = torch.randint(0, 2, (width, 1), generator=generator).double() * 2 - 1
-    return signs * torch.kron(torch.eye(width // block, dtype=torch.float64), H / block**0.5)
+    return torch.randint(0, 2, (width,), generator=generator).double() * 2 - 1, H / size**0.5
