@@ -35,6 +35,7 @@ def crest_of(x):
 @settings(max_examples=500)
 @given(ENTRIES, st.integers(2, 16))
 @example(np.array([1.0, 0.0]), 2)
+@example(np.array([9e-158, 1.0]), 2)
 @example(np.array([1.0] + [0.49999] * 39), 2)
 @example(np.array([1.0] + [0.5 / 127] * 39), 8)
 def test_no_tensor_is_below_the_floors(x, bits):

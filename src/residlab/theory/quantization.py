@@ -170,7 +170,8 @@ def measured_sqnr(x: ArrayLike, bits: ArrayLike) -> FloatArray:
     b = np.asarray(bits, dtype=np.float64)
     error = rounded(x, b[..., None] if b.ndim else b, peak) - x
     with np.errstate(divide="ignore"):
-        return np.asarray(10 * np.log10(np.sum((x / peak) ** 2, axis=-1) / np.sum((error / peak) ** 2, axis=-1)))
+        signal, noise = (np.log10(np.sum((values / peak) ** 2, axis=-1)) for values in (x, error))
+        return np.asarray(10 * (signal - noise))
 
 
 def _crest(crest: ArrayLike) -> FloatArray:
