@@ -36,6 +36,7 @@ def crest_of(x):
 @given(ENTRIES, st.integers(2, 16))
 @example(np.array([1.0, 0.0]), 2)
 @example(np.array([9e-158, 1.0]), 2)
+@example(np.array([1528.0, 0.03125]), 2)
 @example(np.array([1.0] + [0.49999] * 39), 2)
 @example(np.array([1.0] + [0.5 / 127] * 39), 8)
 def test_no_tensor_is_below_the_floors(x, bits):
@@ -44,7 +45,9 @@ def test_no_tensor_is_below_the_floors(x, bits):
     got = measured_sqnr(x, bits)
     assert got >= sqnr_floor(bits, crest) - 1e-9
     floor = sqnr_floor(bits, crest, len(x))
-    assert got >= floor - 1e-6 or floor > 140  # where all the energy is one entry's, 1 - C**2/n is rounding
+    # Where nearly all the energy is one entry's, 1 - C**2/n cancels: its relative error is eps over itself.
+    cancelled = 40 * np.finfo(np.float64).eps * 10 ** (floor / 10)
+    assert got >= floor - 1e-9 - cancelled or floor > 140
 
 
 def test_both_floors_are_attained():
