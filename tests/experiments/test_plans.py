@@ -125,6 +125,13 @@ def test_unknown_names(tmp_path):
         next(run_experiment("bhyt-depth", records, profile="smoke", stages=("tunning",)))
 
 
+@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name != "bhyt-depth"])
+def test_a_profile_of_another_experiment_is_one_sentence(experiment, tmp_path, capsys):
+    code = main(["run", experiment, "--profile", "gpu-short", "--results", str(tmp_path / "r.jsonl")])
+    assert code != 0
+    assert f"{experiment} has the profiles smoke, cpu, gpu; got 'gpu-short'" in capsys.readouterr().err
+
+
 def test_all_experiments_have_stages_with_names_of_their_own():
     for experiment in EXPERIMENTS:
         names = [stage.name for stage in stages_of(experiment)]

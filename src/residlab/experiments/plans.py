@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from residlab.errors import ResidlabError
@@ -26,7 +26,7 @@ EXPERIMENTS: Mapping[str, str] = MappingProxyType(
         "residual-free": "residlab.experiments.residual_free",
     }
 )
-"""Name -> the module that has its ``STAGES``."""
+"""Name -> the module that has its ``STAGES`` and its ``PROFILES``."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,19 @@ def stages_of(experiment: str) -> tuple[Stage, ...]:
     ResidlabError
         If there is no such experiment.
     """
+    stages: tuple[Stage, ...] = _module_of(experiment).STAGES
+    return stages
+
+
+def profiles_of(experiment: str) -> tuple[str, ...]:
+    """Return the names of an experiment's profiles; errors as `stages_of`."""
+    return tuple(_module_of(experiment).PROFILES)
+
+
+def _module_of(experiment: str) -> ModuleType:
     if experiment not in EXPERIMENTS:
         raise ResidlabError(f"experiment must be one of {', '.join(EXPERIMENTS)}; got {experiment!r}")
-    stages: tuple[Stage, ...] = importlib.import_module(EXPERIMENTS[experiment]).STAGES
-    return stages
+    return importlib.import_module(EXPERIMENTS[experiment])
 
 
 def run_experiment(
@@ -99,7 +108,9 @@ def run_experiment(
     """
     from residlab.experiments.sweep import Sweep, run_sweep
 
-    known = stages_of(experiment)
+    known, sizes = stages_of(experiment), profiles_of(experiment)
+    if profile not in sizes:
+        raise ResidlabError(f"{experiment} has the profiles {', '.join(sizes)}; got {profile!r}")
     unknown = sorted(set(stages) - {stage.name for stage in known})
     if unknown:
         raise ResidlabError(
