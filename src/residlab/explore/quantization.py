@@ -158,7 +158,7 @@ def _figure() -> go.Figure:
         for panel in ("bits", "peak")
         for key, name, style in styles
     ]
-    level = {"range": [-45, 78], "zeroline": True}
+    level = {"range": [-28, 78], "zeroline": True}
     return two_panels(
         traces,
         upper=(axis("bits", dtick=2), axis("SQNR, dB", **level)),
