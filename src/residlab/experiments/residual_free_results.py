@@ -101,7 +101,11 @@ def optimizer_runs(found: Found, arm: str = "residual") -> dict[int, dict[str, R
     for record in found.stage("optimizers"):
         if arm_of(record) == arm:
             runs.setdefault(record.seed, {})[record.config["optimizer"]["kind"]] = record
-    return {seed: {kind: kinds[kind] for kind in OPTIMIZERS} for seed, kinds in sorted(runs.items()) if len(kinds) == 6}
+    return {
+        seed: {kind: kinds[kind] for kind in OPTIMIZERS}
+        for seed, kinds in sorted(runs.items())
+        if set(kinds) == set(OPTIMIZERS)
+    }
 
 
 def common_level(runs: Mapping[str, Record]) -> float:

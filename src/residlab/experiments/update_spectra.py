@@ -40,7 +40,7 @@ def update_spectrum(kind: Kind, ids: torch.Tensor, *, steps: int = 4, width: int
     model = Transformer(config, seed=seed)
     optimizer = make_optimizer(model, OptimizerConfig(kind=kind, lr=1e-4, rest_lr=1e-4))
     weight = model.layers[1].attention.W_O.weight
-    before = weight.detach().clone()
+    before = weight.detach()
     for _ in range(steps):
         before = weight.detach().clone()
         optimizer.zero_grad()
