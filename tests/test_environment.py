@@ -90,6 +90,59 @@ class TestCitation:
         assert cited == papers
 
 
+class TestWorkflow:
+    path = ROOT / ".github" / "workflows" / "book.yml"
+    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    jobs = workflow["jobs"]
+
+    def steps(self) -> list[dict[str, object]]:
+        return [step for job in self.jobs.values() for step in job["steps"]]
+
+    def test_it_tests_every_python_that_the_package_allows(self) -> None:
+        classified = {each.rpartition(" ")[2] for each in PYPROJECT["classifiers"] if ":: 3." in each}
+        assert set(self.jobs["test"]["strategy"]["matrix"]["python"]) == classified
+
+    def test_it_calls_targets_of_the_makefile(self) -> None:
+        targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+        called = [str(step["run"]).split()[:2] for step in self.steps() if "run" in step]
+        assert {"setup", "lint", "test", "book"} <= {target for _, target in called} <= targets
+        assert {command for command, _ in called} == {"make"}
+
+    def test_actions_are_the_forge_s_own_at_a_major_version(self) -> None:
+        for step in self.steps():
+            assert "run" in step or re.fullmatch(r"actions/[a-z-]+@v\d+", str(step["uses"]))
+
+    def test_only_what_publishes_may_write_and_only_from_main(self) -> None:
+        assert self.workflow["permissions"] == {"contents": "read"}
+        assert {name for name, job in self.jobs.items() if "permissions" in job} == {"publish"}
+        publish = self.jobs["publish"]
+        assert publish["permissions"] == {"pages": "write", "id-token": "write"}
+        assert "refs/heads/main" in publish["if"]
+        assert set(publish["needs"]) == {"test", "build"}
+        assert all("run" not in step for step in publish["steps"])
+
+    def test_it_publishes_what_make_book_builds(self) -> None:
+        (upload,) = [step for step in self.steps() if "upload-pages-artifact" in str(step.get("uses"))]
+        assert upload["with"] == {"path": "_build/html"}
+
+
+class TestChangelog:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+    def test_it_names_the_version_of_the_package(self) -> None:
+        newest = re.findall(r"^## \[(.+?)\]", self.text, re.MULTILINE)[0]
+        assert newest == residlab.__version__ or (newest == "Unreleased" and residlab.__version__ in self.text)
+
+    def test_it_counts_the_claims_of_the_ledger(self) -> None:
+        ledger = yaml.safe_load((ROOT / "book" / "claims.yml").read_text(encoding="utf-8"))
+        assert f"{len(ledger['claims'])} claims" in self.text
+
+    def test_readme_leads_to_it(self) -> None:
+        readme = (ROOT / "README.md").read_text(encoding="utf-8")
+        for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
+            assert f"]({name})" in readme
+
+
 # Written in pieces, so that this file does not find itself.
 FORBIDDEN = {
     "a path of one machine": re.compile(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("fetch", "execute", "build", "serve", "claims", "run", "sweep", "bench", "pair")
+COMMANDS = ("fetch", "execute", "build", "serve", "claims", "run", "sweep", "bench", "inspect", "pair")
 
 
 def python(code, **options):

@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     from residlab.bench.command import add_arguments as add_bench_arguments
     from residlab.data.command import add_arguments as add_fetch_arguments
     from residlab.experiments.command import add_run_arguments, add_sweep_arguments
+    from residlab.inspection.command import add_arguments as add_inspect_arguments
 
     parser = argparse.ArgumentParser(prog="residlab", description="The residual stream: bound it, remove it, round it.")
     parser.add_argument("--version", action="version", version=f"residlab {residlab.__version__}")
@@ -70,8 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     execute.add_argument("--list", action="store_true", help="list chapters, their parameters, and why they are stale")
     execute.add_argument("--force", action="store_true", help="run chapters that are not stale too")
     execute.add_argument("-j", "--jobs", type=int, metavar="N", help="chapters at once (default: one a core, up to 4)")
-    execute.add_argument("--cell-timeout", type=float, metavar="S", help="seconds a cell may run (smoke: 300)")
-    execute.add_argument("--chapter-timeout", type=float, metavar="S", help="seconds a chapter may run (smoke: 600)")
+    execute.add_argument("--cell-timeout", type=float, metavar="S", help="seconds a cell may run (smoke: 900)")
+    execute.add_argument("--chapter-timeout", type=float, metavar="S", help="seconds a chapter may run (smoke: 1800)")
     _add_profile(execute)
 
     build = _project_command(commands, "build", "execute what is stale and render the book", _build)
@@ -90,6 +91,10 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="time norms and models side by side, with their floors")
     add_bench_arguments(bench)
     bench.set_defaults(run=_bench)
+
+    inspect = commands.add_parser("inspect", help="measure a Hugging Face model's stream, on one page")
+    add_inspect_arguments(inspect)
+    inspect.set_defaults(run=_inspect)
 
     run = commands.add_parser("run", help="train a model that a file describes, or go on with it, and record it")
     add_run_arguments(run)
@@ -151,6 +156,12 @@ def _sweep(args: argparse.Namespace) -> int:
 
 def _bench(args: argparse.Namespace) -> int:
     from residlab.bench.command import run
+
+    return run(args)
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    from residlab.inspection.command import run
 
     return run(args)
 

@@ -5,4 +5,12 @@ class ResidlabError(Exception):
     """An error that one sentence explains: what was wrong, what was given, what is allowed.
 
     The command line prints the message without a traceback and exits with code 1.
+
+    Examples
+    --------
+    >>> from residlab.precision.formats import FP32, round_number
+    >>> round_number(0.1, FP32, mode="nearst")
+    Traceback (most recent call last):
+        ...
+    residlab.errors.ResidlabError: mode must be one of nearest, toward_zero, up, down; got 'nearst'
     """

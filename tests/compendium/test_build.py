@@ -123,6 +123,26 @@ def test_a_warning_stops_a_strict_build_only(small_book):
     assert small_book.run("build", "--strict").returncode == 0
 
 
+def test_a_plain_page_shows_an_explorable(small_book):
+    front = small_book.root / "index.md"
+    front.write_text(front.read_text() + "\n```{explorable} one-stream\n```\n")
+    done = small_book.run("build", "--strict")
+    assert done.returncode == 0, done.stderr
+    text = (small_book.root / "_build" / "html" / "index.html").read_text()
+    assert 'id="explore-one-stream"' in text
+    assert "plotly.min.js" in text
+    assert "forms/one_stream.js" in text
+
+
+@pytest.mark.parametrize("name", ["no-such", "stream", "One", "panels"])
+def test_an_explorable_that_a_page_cannot_show_is_named(small_book, name):
+    (small_book.root / "index.md").write_text(f"# Front\n\n{{doc}}`/notebooks/01-a`\n\n```{{explorable}} {name}\n```\n")
+    done = small_book.run("build")
+    assert done.returncode != 0
+    assert f"index shows the explorable '{name}'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_number_glued_as_something_else_is_one_sentence(small_book):
     small_book.chapter("02-b", "import numpy as np\nfrom myst_nb import glue\nglue('v', np.float64(3), display=False)")
     result = small_book.run("build", "--strict")

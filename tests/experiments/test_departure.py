@@ -119,7 +119,7 @@ def test_the_first_steps_of_a_run_are_a_shorter_run(tmp_path, base, other):
 
 def test_says_where_the_start_is_missing_unfinished_or_another(tmp_path, base, other, text):
     cache = tmp_path / "cache"
-    with pytest.raises(ResidlabError, match=r"0123456789abcdef, from which .*is not in the cache .*residlab run"):
+    with pytest.raises(ResidlabError, match=r"0123456789abcdef is not in the cache .*residlab run"):
         train("tuned", tuned(base, other, "0123456789abcdef"), cache=cache)
     train("base", base, cache=cache)
     start = run_hash(base, cache=cache)

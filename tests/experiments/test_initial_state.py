@@ -9,11 +9,21 @@ from residlab.experiments.update_spectra import update_spectrum
 
 
 def test_a_shared_start_looks_at_itself_and_keeps_tokens_apart():
-    apart, shared = (initial_state(shared=s, depth=3, tokens=48, width=64, heads=2) for s in (False, True))
+    apart, shared = (
+        initial_state(shared=s, depth=3, tokens=48, width=64, heads=2, feedforward="swiglu") for s in (False, True)
+    )
     assert shared.participation.min() > 0.5 > 0.2 > apart.participation.max()
     assert shared.similarity[-1] < 0.05 < 0.2 < apart.similarity[-1]
     assert abs(apart.similarity[0]) < 0.05  # different random tokens
     assert (shared.gradient[:-1] > shared.gradient[1:]).all()
+
+
+def test_without_a_gate_gradients_hardly_grow():
+    gated, ungated = (
+        initial_state(shared=True, logit_scale=2.0, depth=6, tokens=48, feedforward=kind).gradient
+        for kind in ("swiglu", "gelu")
+    )
+    assert gated[0] / gated[-1] > 4 > 1.6 > ungated[0] / ungated[-1]
 
 
 def test_with_residual_connections_tokens_stay_apart_too():

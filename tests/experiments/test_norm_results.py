@@ -1,13 +1,16 @@
 """Reading the recorded runs: every number goes where it belongs, and what is missing is named."""
 
+import json
+
 import numpy as np
 import pytest
 
 from residlab.errors import ResidlabError
 from residlab.experiments import bhyt_depth
 from residlab.experiments import norm_results as nr
-from residlab.experiments.plans import Found, run_experiment
+from residlab.experiments.plans import Found, results_file, run_experiment
 from residlab.experiments.record import Record, Records
+from residlab.experiments.recorded import results_folder
 from residlab.explore.profiles import RecordedProfiles
 
 
@@ -30,7 +33,7 @@ def found(tmp_path_factory):
         patch.setitem(bhyt_depth.PROFILES, "smoke", size)
         patch.setattr(bhyt_depth, "config", lambda *a, **k: whole(*a, corpus=str(text), **k))
         records = Records(folder / "runs.jsonl")
-        stages = ("tuning", "main", "exact", "control", "depth", "spike")
+        stages = ("tuning", "main", "exact", "control", "depth", "spike", "bounds")
         done = run_experiment(
             "bhyt-depth", records, profile="smoke", stages=stages, cache=folder / "cache", say=lambda line: None
         )
@@ -76,6 +79,17 @@ def test_what_the_probes_saw(found):
     sites = nr.by_site(record, "bounds", "lam")
     assert sites["attention"].shape == (4, 2)
     assert sites["feedforward"][3, 1] == looks["bounds"]["blocks.1.feedforward_norm"]["lam"][3]
+    shares = [values["beyond_0.9"][-1] for values in looks["saturation"].values()]
+    assert nr.saturated(record) == pytest.approx(sum(shares) / len(shares))
+    assert nr.bound(record) == pytest.approx(0.15)
+    harder = found.stage("bounds")
+    assert [(nr.kind(each), nr.bound(each)) for each in harder] == [
+        (kind, bound) for kind in ("bhyt", "bhyt*") for bound in (0.5, 1.0)
+    ]
+    assert nr.saturated(harder[1]) > nr.saturated(harder[0])
+    assert np.isnan(nr.saturated(nr.contenders(found)["rmsnorm"][0]))
+    with pytest.raises(ResidlabError, match="was not probed"):
+        nr.saturated(found.stage("tuning")[0])
     ranges, ratio = nr.octaves(record, "log_ratio", look=1)
     assert ranges == ("1-1", "2-3", "4-7", "8-15", "16-16")
     assert ratio[1, 2] == looks["approximation"]["2"]["4-7"]["log_ratio"][1]
@@ -117,3 +131,23 @@ def test_what_is_missing_or_uneven_is_named(tmp_path):
     with pytest.raises(ResidlabError, match=r"must have run on the same seeds; recorded are \{'rmsnorm': \[0, 1\]"):
         nr.contenders(found)
     assert nr.bits(found.stage("main")[0]) == float("inf")
+
+
+def test_a_missing_or_doubled_run_at_the_best_rate_is_no_reason_to_take_another_rate(tmp_path):
+    lines = results_file("bhyt-depth", "cpu", results_folder().parent).read_text().splitlines()
+    star = [line for line in lines if json.loads(line)["experiment"] == "bhyt-depth/star"]
+
+    def reread(changed):
+        file = tmp_path / "changed.jsonl"
+        file.write_text("".join(f"{line}\n" for line in changed))
+        return Found("bhyt-depth", Records(file))
+
+    whole = nr.star(reread(lines))
+    assert [record.seed for record in whole] == [0, 1, 2]
+    assert {nr.rate(record) for record in whole} == {0.008}
+    assert nr.others(reread(lines))["BHyT*"].hash == whole[0].hash
+    for changed in ([line for line in lines if line != star[-1]], [*lines, star[-1]]):
+        with pytest.raises(ResidlabError, match=r"at its best rate, 0\.008, must have run once with each"):
+            nr.star(reread(changed))
+    untuned = nr.star(reread([line for line in lines if line not in star]))
+    assert {nr.rate(record) for record in untuned} == {0.016}

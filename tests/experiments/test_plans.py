@@ -9,6 +9,7 @@ from residlab.errors import ResidlabError
 from residlab.experiments import bhyt_depth, plans
 from residlab.experiments.norm_results import star
 from residlab.experiments.plans import EXPERIMENTS, Found, results_file, run_experiment, stages_of
+from residlab.experiments.rates import best_rate, wanted_rates
 from residlab.experiments.record import Record, Records
 from residlab.training.config import TrainConfig
 
@@ -52,6 +53,15 @@ def test_a_diverged_run_is_the_worst_and_the_grid_has_limits(tmp_path):
     assert set(bhyt_depth.best_rates(found).values()) == {1.25e-4}
 
 
+def test_noise_chooses_no_rate():
+    scores = {0.03: 4.5188, 0.06: 4.5177, 0.12: 4.6}
+    assert best_rate(scores) == 0.06
+    assert best_rate(scores, equal=0.002) == 0.03
+    assert wanted_rates(list(scores), scores, (0.001, 1.0)) == [0.03, 0.06, 0.12]
+    assert wanted_rates(list(scores), scores, (0.001, 1.0), equal=0.002) == [0.015, 0.03, 0.06, 0.12]
+    assert wanted_rates(list(scores), scores, (0.02, 1.0), equal=0.002) == [0.03, 0.06, 0.12]
+
+
 def test_bhyt_star_is_tuned_from_where_it_has_been(tmp_path):
     found = tuned(tmp_path, lambda kind, lr: lr)
     stages = {stage.name: stage for stage in stages_of("bhyt-depth")}
@@ -80,7 +90,12 @@ def test_main_waits_for_tuning(tmp_path):
 
 def test_every_stage_is_as_the_plan_says(tmp_path):
     found = tuned(tmp_path, lambda kind, lr: lr)
-    runs = {stage.name: stage.configs("cpu", found) for stage in stages_of("bhyt-depth")}
+    stages = {stage.name: stage for stage in stages_of("bhyt-depth")}
+    with pytest.raises(ResidlabError, match="run the stage gpt2-tuning first"):
+        stages["gpt2"].configs("cpu", found)
+    for config in stages["gpt2-tuning"].configs("cpu", found):
+        found.records.add(record("bhyt-depth/gpt2-tuning", config, abs(config.optimizer.lr - 4e-3)))
+    runs = {stage.name: stage.configs("cpu", found) for stage in stages.values()}
     counts = {name: len({config.hash for config in configs}) for name, configs in runs.items()}
     counts.pop("tuning")
     assert counts == {
@@ -97,6 +112,16 @@ def test_every_stage_is_as_the_plan_says(tmp_path):
         "spike": 2,
         "bounds": 4,
         "small": 18,
+        "gpt2-tuning": 3,
+        "gpt2": 3,
+    }
+    gpt2, rmsnorm = runs["gpt2"][0].to_dict(), runs["main"][0].to_dict()
+    other = {name for name in rmsnorm["model"] if gpt2["model"][name] != rmsnorm["model"][name]}
+    assert other == {"norm", "feedforward", "feedforward_width", "position", "bias"}
+    assert gpt2 == {
+        **rmsnorm,
+        "model": gpt2["model"],
+        "optimizer": {**rmsnorm["optimizer"], "lr": 4e-3, "rest_lr": 4e-3},
     }
     assert {config.seed for config in runs["tuning"]}.isdisjoint(config.seed for config in runs["main"])
     # What is compared differs in nothing but what it is compared by.
@@ -129,7 +154,8 @@ def test_unknown_names(tmp_path):
 def test_a_profile_of_another_experiment_is_one_sentence(experiment, tmp_path, capsys):
     code = main(["run", experiment, "--profile", "gpu-short", "--results", str(tmp_path / "r.jsonl")])
     assert code != 0
-    assert f"{experiment} has the profiles smoke, cpu, gpu; got 'gpu-short'" in capsys.readouterr().err
+    sizes = ", ".join(plans.profiles_of(experiment))
+    assert f"{experiment} has the profiles {sizes}; got 'gpu-short'" in capsys.readouterr().err
 
 
 def test_all_experiments_have_stages_with_names_of_their_own():
@@ -163,8 +189,17 @@ def test_the_command_runs_what_is_missing_and_nothing_twice(tiny, tmp_path, caps
     assert len(lines) == said.out.count("tuning ") + 6
     assert main(["run", "bhyt-depth", "--stage", "main", *options]) == 0
     assert file.read_text().splitlines() == lines
+    capsys.readouterr()
     assert main(["run", "bhyt-depth", "--list", *options]) == 0
-    assert "main         6 recorded" in capsys.readouterr().out
+    listed = capsys.readouterr().out
+    assert listed.startswith(f"{file}\n")
+    assert "main         6 recorded" in listed
+    nowhere = str(tmp_path / "none.jsonl")
+    assert main(["run", "bhyt-depth", "--list", *options[:3], nowhere]) == 0
+    assert capsys.readouterr().out.startswith(f"{nowhere}, which is not there yet\n")
+    file.write_bytes(b"\xff\xfe no records")
+    assert main(["run", "bhyt-depth", "--list", *options]) == 1
+    assert f"{file} is no file of records" in capsys.readouterr().err
     looks = next(json.loads(line) for line in lines if "/main" in line and '"bhyt"' in line)["metrics"]["looks"]
     assert looks["step"] == [1, 2, 3, 4]
     profile = looks["stream"]["final_norm"]["all"]["mean_abs"]
@@ -180,6 +215,11 @@ def test_the_command_runs_what_is_missing_and_nothing_twice(tiny, tmp_path, caps
         (["bhyt-depth", "--jobs", "2", "--scheduler", "tcp://a:1"], "give one of them"),
         (["bhyt-depth", "--sample", "5"], "--sample is for a file that describes one run"),
         (["bhyt-depth", "--stage", "none", "--results", "x.jsonl"], "has no stage none"),
+        (["bhyt-depth", "--stage", "none", "--list"], "has no stage none"),
+        (
+            ["forgetting", "--profile", "gpu-short", "--list"],
+            "forgetting has the profiles smoke, cpu, gpu; got 'gpu-short'",
+        ),
         (["nothing.yml", "--profile", "cpu"], "--profile belongs to the experiments"),
         (["bhyt-depth", "--results", "no/such/x.jsonl"], "there is no folder no"),
     ],

@@ -18,6 +18,20 @@ def test_an_installation_without_a_checkout_is_told_so(tmp_path, monkeypatch):
         results_folder()
 
 
+def test_how_to_make_a_recorded_run_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "results_folder", lambda: tmp_path / "results")
+    Records(tmp_path / "results" / "residual-free-gpu.jsonl").add(Record("residual-free/main", "ab", {}, 0, {}))
+    assert "residlab run residual-free --profile gpu --stage main --results FILE" in module.recipe("ab")
+    assert "residual-free-gpu.jsonl" in module.recipe("ab")
+    assert module.recipe("cd") is None
+
+    def nowhere():
+        raise ResidlabError("no checkout")
+
+    monkeypatch.setattr(module, "results_folder", nowhere)
+    assert module.recipe("ab") is None
+
+
 def test_records_by_stage_and_none(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "results_folder", lambda: tmp_path / "results")
     assert recorded("bhyt-depth", "gpu") == []

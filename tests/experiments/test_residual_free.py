@@ -20,48 +20,75 @@ STAGES = {stage.name: stage for stage in stages_of("residual-free")}
 
 
 def tuned(tmp_path, score):
-    """Return records of ``tuning`` in which ``score(arm, kind, lr)`` came out, as many as it asked for."""
+    """Return records of both tunings in which ``score(arm, kind, lr)`` came out, as many as they asked for."""
     records = Records(tmp_path / "runs.jsonl")
     found = Found("residual-free", records)
     known, lines = set[str](), list[str]()
-    for _ in range(20):
-        waiting = [c for c in STAGES["tuning"].configs("cpu", found) if c.hash not in known]
-        if not waiting:
-            return found
-        known |= {c.hash for c in waiting}
-        for c in waiting:
-            record = Record("residual-free/tuning", c.hash, c.to_dict(), c.seed, {"bits_per_byte": None}, **NOWHERE)
-            bits = score(residual_free.arm_of(record), c.optimizer.kind, c.optimizer.lr)
-            record.metrics["bits_per_byte"] = bits
-            lines.append(json.dumps(asdict(record)))
-        records.file.write_text("".join(f"{line}\n" for line in lines))
-    raise AssertionError("tuning asks for ever more")
+    for stage in ("gated-tuning", "tuning"):
+        for _ in range(20):
+            waiting = [c for c in STAGES[stage].configs("cpu", found) if c.hash not in known]
+            if not waiting:
+                break
+            known |= {c.hash for c in waiting}
+            for c in waiting:
+                record = Record(
+                    f"residual-free/{stage}", c.hash, c.to_dict(), c.seed, {"bits_per_byte": None}, **NOWHERE
+                )
+                bits = score(residual_free.arm_of(record), c.optimizer.kind, c.optimizer.lr)
+                record.metrics["bits_per_byte"] = bits
+                lines.append(json.dumps(asdict(record)))
+            records.file.write_text("".join(f"{line}\n" for line in lines))
+        else:
+            raise AssertionError("tuning asks for ever more")
+    return found
+
+
+def middle(arm, kind):
+    return residual_free.FIRST_RATES.get((arm, kind), residual_free.GATED_FIRST_RATES[kind])[1]
 
 
 def test_each_optimizer_and_arm_has_a_grid_that_goes_on_by_itself(tmp_path):
-    optimum = {each: residual_free.FIRST_RATES[each[1]][1] for each in TUNED}
+    optimum = {each: middle(*each) for each in TUNED}
     optimum["free", "muon"] = 2.5e-3
-    optimum["residual", "signgd"] = 4e-3
-    found = tuned(tmp_path, lambda arm, kind, lr: abs(math.log(lr / optimum[arm, kind])))
+    optimum["residual", "muon"] = 16e-2
+    found = tuned(tmp_path, lambda arm, kind, lr: abs(math.log(lr / optimum.get((arm, kind), middle(arm, kind)))))
     assert {each: residual_free.own_rate(found, *each) for each in TUNED} == optimum
-    assert sorted(residual_free.tuned(found, "free", "muon")) == [1.25e-3, 2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2]
-    assert len(found.stage("tuning")) == 3 * len(TUNED) + 3 + 3
+    assert sorted(residual_free.tuned(found, "free", "muon")) == [1.25e-3, 2.5e-3, 5e-3, 1e-2, 2e-2]
+    assert len(found.stage("tuning")) == 3 * len(TUNED) + 2 + 2
+    gated = [residual_free.own_rate(found, *each, "gated-tuning") for each in residual_free.GATED_TUNED]
+    assert gated.count(16e-2) == 1
+
+
+def test_noise_chooses_no_rate(tmp_path):
+    found = tuned(tmp_path, lambda arm, kind, lr: 4.5 if lr < 1 else None)
+    assert all(residual_free.own_rate(found, *each) == residual_free.FIRST_RATES[each][0] / 16 for each in TUNED)
 
 
 def test_a_grid_has_limits_and_a_diverged_run_is_the_worst(tmp_path):
     found = tuned(tmp_path, lambda arm, kind, lr: None if arm == "free" else lr)
-    assert residual_free.own_rate(found, "residual", "muon") == 1e-2 / 16
-    assert residual_free.best_optimizer(found, residual=True) == ("residual", "signgd")
-    with pytest.raises(ResidlabError, match="no record of tuning muon, free: run the stage tuning first"):
-        residual_free.own_rate(Found("residual-free", Records(tmp_path / "none")), "free", "muon")
+    assert residual_free.own_rate(found, "residual", "muon") == 2e-2 / 16
+    assert residual_free.best_optimizer(found, residual=True) == ("plain", "adamw")
+    for stage in ("tuning", "gated-tuning"):
+        with pytest.raises(ResidlabError, match=f"no record of {stage} muon, free: run the stage {stage} first"):
+            residual_free.own_rate(Found("residual-free", Records(tmp_path / "none")), "free", "muon", stage)
 
 
 def test_every_stage_is_as_the_plan_says(tmp_path):
-    found = tuned(tmp_path, lambda arm, kind, lr: abs(math.log(lr / residual_free.FIRST_RATES[kind][1])))
+    found = tuned(tmp_path, lambda arm, kind, lr: abs(math.log(lr / middle(arm, kind))))
     runs = {name: stage.configs("cpu", found) for name, stage in STAGES.items()}
     counts = {name: len({config.hash for config in configs}) for name, configs in runs.items()}
-    assert counts == {"tuning": 39, "optimizers": 18, "recipe": 39, "main": 18, "width": 8}
-    assert {c.seed for c in runs["tuning"]}.isdisjoint(c.seed for name in runs if name != "tuning" for c in runs[name])
+    counts.pop("gated-tuning")
+    assert counts == {"gated": 10, "tuning": 27, "optimizers": 18, "recipe": 39, "main": 18, "width": 8}
+    tunings = {c.seed for c in (*runs["tuning"], *runs["gated-tuning"])}
+    assert tunings.isdisjoint(c.seed for name in counts if name != "tuning" for c in runs[name])
+    gates = {name: {c.model.feedforward for c in configs} for name, configs in runs.items()}
+    assert {name for name, kinds in gates.items() if "swiglu" in kinds} == {"gated-tuning", "gated", "optimizers"}
+    assert gates["optimizers"] == {"swiglu", "gelu"}
+    # As many parameters with a gate as without.
+    sizes = [
+        sum(p.numel() for p in Transformer(runs[name][0].model, seed=0).parameters()) for name in ("gated", "main")
+    ]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
     # Optimizers of one arm and seed differ in nothing but the optimizer of matrices.
     for arm in ("residual", "free"):
         plain = [{**c.to_dict(), "optimizer": c.optimizer.rest_lr} for c in runs["optimizers"]]
@@ -109,7 +136,7 @@ def found(tmp_path_factory):
         depth=2, width=16, heads=2, context=16, batch=2, steps=8, init_std=0.1, evaluation_tokens=64
     )
     whole = residual_free.config
-    tuned(folder, lambda arm, kind, lr: abs(math.log(lr / residual_free.FIRST_RATES[kind][1])))
+    tuned(folder, lambda arm, kind, lr: abs(math.log(lr / middle(arm, kind))))
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(residual_free.PROFILES, "smoke", size)
         patch.setattr(residual_free, "MAIN", (("plain", "adamw"), ("free", "soap"), ("free", "kl-shampoo")))
@@ -132,7 +159,7 @@ def test_runs_are_recorded_with_what_chapters_need(found):
         for probe in ("stream", "weights", "attention", "gradients"):
             assert looks[probe]
     shapes = rf.matrices(found.stage("main")[0], "spread")
-    assert len(shapes) == 2 * 7
+    assert len(shapes) == 2 * 6
     assert all(len(values) == len(found.stage("main")[0].metrics["looks"]["step"]) for values in shapes.values())
     assert set(rf.optimizer_runs(found)) == {0, 1}
     assert set(rf.optimizer_runs(found, "free")) == {0}
@@ -158,7 +185,7 @@ def test_what_decides_b3(found):
 
 
 def test_what_decides_b4(tmp_path):
-    found = tuned(tmp_path, lambda arm, kind, lr: abs(math.log(lr / residual_free.FIRST_RATES[kind][1])))
+    found = tuned(tmp_path, lambda arm, kind, lr: abs(math.log(lr / middle(arm, kind))))
     records = Records(tmp_path / "runs.jsonl")
     for number, config in enumerate(STAGES["recipe"].configs("cpu", found)):
         metrics = {"nats_per_token": 2.0 + (number * 7 % 39) / 100}
@@ -225,3 +252,10 @@ def test_unigram_is_the_cross_entropy_of_counted_frequencies():
     train, held_out = np.array([0, 0, 0, 1]), np.array([0, 1, 2])
     probabilities = np.array([4, 2, 1]) / 7
     assert rf.unigram_nats(train, held_out, 3) == pytest.approx(-np.log(probabilities).mean())
+
+
+def test_bigram_is_the_cross_entropy_of_counted_pairs():
+    train, held_out = np.array([0, 1, 0, 1, 0, 2]), np.array([0, 1, 0, 2])
+    after_0, after_1 = np.array([0.1, 2.1, 1.1]) / 3.3, np.array([2.1, 0.1, 0.1]) / 2.3
+    expected = -np.log2([after_0[1], after_1[0], after_0[2]]).mean()
+    assert rf.bigram_bits(train, held_out, 3) == pytest.approx(expected)

@@ -1,11 +1,13 @@
 """Sweeps: what a file means, what is wrong with it, and runs that go on after anything."""
 
+from dataclasses import replace
+
 import pytest
 import yaml
 
 from residlab.errors import ResidlabError
 from residlab.experiments import sweep as sweep_module
-from residlab.experiments.record import Records
+from residlab.experiments.record import Record, Records
 from residlab.experiments.sweep import read_sweep, run_sweep
 
 BASE = {
@@ -35,6 +37,14 @@ def test_a_grid_is_every_combination_once(write):
 def test_options_of_a_norm_named_in_the_base(write):
     sweep = read_sweep(write({"base": dict(BASE), "grid": {"model.norm.lam_attention": [1.0, 3.0]}}))
     assert [c.model.norm.lam_attention for c in sweep.configs] == [1.0, 3.0]
+
+
+def test_what_is_said_of_a_run(write):
+    (config,) = read_sweep(write({"base": {**BASE, "seed": 3}})).configs
+    assert sweep_module.about(config).split() == ["bhyt", "1", "layers", "lr", "0.001", "seed", "3"]
+    record = Record("sweep", config.hash, config.to_dict(), 3, {"bits_per_byte": 2.5})
+    assert sweep_module.score(config, record) == "2.5000 bits per byte"
+    assert sweep_module.score(config, replace(record, metrics={"bits_per_byte": None})) == "diverged"
 
 
 def test_no_grid_is_one_run(write):

@@ -1,144 +1,152 @@
-"""Several processes: those of torchrun train one model as one does, Dask's workers run a sweep, and one may die."""
+"""The experiment together: what it trains, which models it measures, and an examination against direct computation."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
+import math
 
+import numpy as np
 import pytest
 import torch
 
-from residlab.experiments.record import Records
-from residlab.experiments.sweep import read_sweep, run_sweep
-from residlab.experiments.training_run import run_folder, sampled, trained
-from residlab.training.checkpoint import latest_checkpoint
+from residlab.errors import ResidlabError
+from residlab.experiments import bhyt_depth, residual_free, together
+from residlab.experiments.examination import Examination, bounded_sites
+from residlab.experiments.plans import Found, run_experiment, stages_of
+from residlab.experiments.record import Record, Records
+from residlab.experiments.together import ARMS, ROLES, arm_of
+from residlab.models.config import ModelConfig, norm_options
+from residlab.models.transformer import Transformer
 
-BASE = {
-    "model": {"depth": 2, "width": 16, "heads": 2, "vocabulary": 257, "context": 16, "norm": "bhyt", "init_std": 0.1},
-    "steps": 8,
-    "batch": 4,
-    "evaluation_tokens": 64,
-    "optimizer": {"lr": 0.01},
-}
+STAGES = {stage.name: stage for stage in stages_of("together")}
 
 
-def residlab(*arguments, launcher=()):
-    command = [sys.executable, *launcher, "-m", "residlab.cli", *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
+def recorded(found, stage, configs, bits, **metrics):
+    for config in configs:
+        values = {"bits_per_byte": bits(config), "diverged": False, **metrics}
+        found.records.add(Record(f"{found.experiment}/{stage}", config.hash, config.to_dict(), config.seed, values))
+
+
+def test_rates_are_tuned_and_main_has_them(tmp_path):
+    found = Found("together", Records(tmp_path / "together-cpu.jsonl"))
+    with pytest.raises(ResidlabError, match="no record of tuning residual, gain"):
+        STAGES["main"].configs("cpu", found)
+    best = {arm: 1e-2 if arm.startswith("free") else 8e-2 for arm in ARMS}
+
+    def bits(config):
+        arm = arm_of(Record("x", "0", config.to_dict(), 0, {}))
+        return abs(math.log(config.optimizer.lr / best[arm]))
+
+    for _ in range(3):
+        known = {record.hash for record in found.stage("tuning")}
+        recorded(found, "tuning", [c for c in STAGES["tuning"].configs("cpu", found) if c.hash not in known], bits)
+    assert len(found.stage("tuning")) == 3 * 4 + 2  # a rate beyond for each of two whose best was at the edge
+    runs = STAGES["main"].configs("cpu", found)
+    assert len({run.hash for run in runs}) == 12
+    assert {run.optimizer.lr for run in runs} == {1e-2, 8e-2}
+    assert {run.optimizer.kind for run in runs} == {"muon"}
+    # Arms differ from residual-free's in what their names say, and in nothing else.
+    usual = residual_free.config("cpu", residual_free.FREE, "muon", 1e-2, 0, steps=400, checkpoint_every=200).to_dict()
+    for arm, names in (("free, gain", {"norm", "logit_scale"}), ("free, bhyt*", {"norm", "logit_scale"})):
+        mine = next(run for run in runs if run.seed == 0 and arm_of(Record("x", "0", run.to_dict(), 0, {})) == arm)
+        model = mine.to_dict()["model"]
+        assert {name for name in model if model[name] != usual["model"].get(name)} == names
+        assert {**mine.to_dict(), "model": 0} == {**usual, "model": 0}
+
+
+def test_free_logits_are_as_large_with_a_small_gain():
+    """At the start a token attends to itself as much with gains of 0.2 and logits of 50 as with 1 and 2."""
+    options = {"depth": 1, "width": 64, "heads": 2, "vocabulary": 50, "context": 16}
+    rows = []
+    for arm in (residual_free.FREE, ARMS["free, gain"]):
+        model = Transformer(ModelConfig(**options, **arm), seed=0)
+        ids = torch.randint(50, (1, 16), generator=torch.Generator().manual_seed(0))
+        rows.append(model.forward_with_rows(ids)[1][0])
+    torch.testing.assert_close(rows[0], rows[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """All of it at its smallest: the models of three experiments, and what is measured of them."""
+    root = tmp_path_factory.mktemp("together")
+    text = root / "text"
+    text.mkdir()
+    for number in range(30):
+        (text / f"{number:02}.txt").write_text(f"Document {number} says that {number} follows {number - 1}. " * 3)
+    small = {"depth": 2, "width": 16, "heads": 2, "context": 16, "batch": 2, "steps": 8, "init_std": 0.1}
+    deep, free = bhyt_depth.config, residual_free.config
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bhyt_depth, "MAIN", ("rmsnorm", "bhyt"))
+        patch.setattr(bhyt_depth, "SEEDS", (0,))
+        patch.setattr(bhyt_depth, "RATE_LIMITS", (1e-3, 8e-3))
+        patch.setattr(bhyt_depth, "PROBES", ())
+        patch.setitem(bhyt_depth.PROFILES, "smoke", bhyt_depth.Size(**small, short=2, evaluation_tokens=64))
+        patch.setattr(bhyt_depth, "config", lambda *a, **k: deep(*a, corpus=str(text), **k))
+        patch.setattr(residual_free, "TUNED", (("free", "muon"),))
+        patch.setattr(residual_free, "GATED_TUNED", (("free", "muon"),))
+        patch.setattr(residual_free, "MAIN", (("free", "muon"),))
+        patch.setattr(residual_free, "SEEDS", (0,))
+        patch.setattr(residual_free, "RATE_LIMIT", 1.0)
+        patch.setitem(residual_free.PROFILES, "smoke", residual_free.Size(**small, evaluation_tokens=64))
+        patch.setattr(residual_free, "config", lambda *a, **k: free(*a, corpus=str(text), **k))
+        patch.setattr(together, "ARMS", {arm: ARMS[arm] for arm in ("residual, bhyt*", "free, gain")})
+        patch.setattr(together, "SEEDS", (0,))
+        patch.setattr(together, "RATE_LIMIT", 1.0)
+        for experiment, stages in together.SOURCES.items():
+            records = Records(root / f"{experiment}-smoke.jsonl")
+            wanted = () if experiment == "together" else ("tuning", *stages)
+            wanted += ("gated-tuning",) if experiment == "residual-free" else ()
+            quiet = {"cache": root / "cache", "say": lambda line: None}
+            list(run_experiment(experiment, records, profile="smoke", stages=wanted, **quiet))
+    return root
+
+
+def test_every_model_is_measured(folder):
+    found = Found("together", Records(folder / "together-smoke.jsonl"))
+    runs = together.models("smoke", found)
+    assert len(runs) == (2 + 1 + 1) + (1 + 1) + 2
+    assert [record.config["source"] for record in found.stage("examine")] == [run.hash for run in runs]
+    rounding = found.stage("rounding")
+    assert len(rounding) == len(runs) * len(ROLES)
+    fp32, bf16 = (
+        {r.config["source"]: r.metrics["relative"][-1] for r in rounding if r.config["roles"] == roles}
+        for roles in ("fp32", "bf16")
     )
+    assert all(fp32[name] < bf16[name] / 1000 for name in fp32)
+    with pytest.raises(ResidlabError, match="first residlab run bhyt-depth --profile cpu"):
+        together.models("cpu", found)
 
 
-def test_two_processes_train_as_one(tmp_path, write):
-    file = write({"base": dict(BASE)})
-    (config,) = read_sweep(file).configs
-    alone = residlab("run", file, "--cache-dir", tmp_path / "one", "--results", tmp_path / "one.jsonl")
-    assert alone.returncode == 0, alone.stderr
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    both = residlab(
-        "run", file, "--cache-dir", tmp_path / "two", "--results", tmp_path / "two.jsonl", launcher=launcher
-    )
-    assert both.returncode == 0, both.stderr
-    assert both.stdout == alone.stdout
-    assert both.stderr.count("residlab: 1/1") == 1
-    one, two = (latest_checkpoint(run_folder(config, cache=tmp_path / n), config.to_dict()) for n in ("one", "two"))
-    assert two.progress["losses"] == pytest.approx(one.progress["losses"], abs=1e-6)
-    for name, tensor in one.model.items():
-        torch.testing.assert_close(two.model[name], tensor, rtol=1e-3, atol=1e-4)
-    assert len(list(Records(tmp_path / "two.jsonl"))) == 1
+def test_an_examination_is_what_it_says(folder):
+    found = Found("together", Records(folder / "together-smoke.jsonl"))
+    runs = {run.hash: run for run in together.models("smoke", found)}
+    for record in found.stage("examine"):
+        run, metrics = runs[record.config["source"]], record.metrics
+        depth = run.config["model"]["depth"]
+        assert list(metrics["growth"])[-1] == "final_norm"
+        assert len(metrics["growth"]) == len(metrics["stream"]) == 2 * depth + 1
+        assert "weights" not in metrics["quantization"]
+        bounded = run.config["model"]["norm"]["kind"].startswith("bhyt")
+        assert len(metrics["tanh"]) == (2 * depth if bounded else 0)  # the final norm is an RMSNorm
+        for site in metrics["tanh"].values():
+            bought = math.log2(site["argument"] / site["value"])
+            assert -1e-4 <= bought <= math.log2(site["largest"] / math.tanh(site["largest"])) + 1e-4
+        scored = record.metrics["quantization"]["schemes"]
+        assert scored["W4A4"]["loss"] != scored["W8A8"]["loss"]
 
 
-def test_the_command_samples_and_does_not_train_twice(tmp_path, write):
-    file = write({"base": dict(BASE)})
-    (config,) = read_sweep(file).configs
-    first = residlab("run", file, "--cache-dir", tmp_path / "cache", "--sample", "12")
-    assert first.returncode == 0, first.stderr
-    assert "bits per byte on held-out text" in first.stdout
-    assert trained(config, cache=tmp_path / "cache").config == config.model
-    text = sampled(config, 12, cache=tmp_path / "cache")
-    assert first.stdout.endswith(f"updates skipped\n{text}\n")
-    assert "recorded already" in residlab("run", file, "--cache-dir", tmp_path / "cache").stderr
-    assert len((tmp_path / "sweep.jsonl").read_text().splitlines()) == 1
+def test_a_tanh_is_undone():
+    norm = norm_options("bhyt*", lam_attention=20.0, lam_feedforward=1.0)
+    config = ModelConfig(depth=1, width=32, heads=2, vocabulary=20, context=8, norm=norm, init_std=0.5)
+    model = Transformer(config, seed=0).double()
+    ids = torch.arange(8)[None]
+    site = bounded_sites(model, ids)["blocks.0.attention_norm"]
+    x = model.embedding.weight[:8].detach().numpy()
+    a = 20 * x / (10 * np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6))
+    assert site["largest"] == pytest.approx(np.abs(a).max(), rel=1e-6)
+    assert site["argument"] == pytest.approx(np.abs(a).max() / np.sqrt((a**2).mean()), rel=1e-6)
+    t = np.tanh(a)
+    assert site["value"] == pytest.approx(np.abs(t).max() / np.sqrt((t**2).mean()), rel=1e-6)
 
 
-def test_two_at_once_are_one_run(tmp_path, write):
-    file = write({"base": {**BASE, "steps": 40, "checkpoint_every": 2}})
-    command = [sys.executable, "-m", "residlab.cli", "run", str(file), "--cache-dir", str(tmp_path / "cache")]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=200) for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    assert said[0][0] == said[1][0]
-    (config,) = read_sweep(file).configs
-    lines = (run_folder(config, cache=tmp_path / "cache") / "metrics.jsonl").read_text().splitlines()
-    steps = [line["step"] for line in map(json.loads, lines) if "loss" in line]
-    assert steps == list(range(1, 41))
-    assert len(list(Records(tmp_path / "sweep.jsonl"))) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["sweep", "FILE", "--results", "."], "--results . is a folder: name a file"),
-        (["sweep", "FILE", "--jobs", "0"], "--jobs must be >= 1; got 0"),
-        (["sweep", "FILE", "--jobs", "2", "--scheduler", "tcp://127.0.0.1:1"], "give one of them"),
-        (["sweep", "FILE", "--scheduler", "127.0.0.1"], "does not answer"),
-        (["run", "FILE"], "describes 2 runs: residlab sweep runs them"),
-        (["run", "none.yml"], "none.yml cannot be read: No such file or directory"),
-    ],
-)
-def test_a_slip_is_one_sentence(write, arguments, said):
-    file = write({"base": dict(BASE), "grid": {"seed": [0, 1]}})
-    done = residlab(*[file if each == "FILE" else each for each in arguments])
-    assert done.returncode == 1
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_list_runs_nothing(tmp_path, write):
-    file = write({"base": dict(BASE), "grid": {"seed": [0, 1]}})
-    done = residlab("sweep", file, "--list", "--cache-dir", tmp_path / "cache")
-    assert [line.split()[1:] for line in done.stdout.splitlines()] == [
-        ["to", "run", "bhyt", "adamw", "0"],
-        ["to", "run", "bhyt", "adamw", "1"],
-    ]
-    assert not (tmp_path / "cache").exists()
-
-
-def test_dask_workers_run_a_sweep_and_one_may_die(tmp_path, write):
-    pytest.importorskip("distributed")
-    values = {"base": {**BASE, "steps": 150, "checkpoint_every": 10}, "grid": {"seed": [0, 1, 2]}}
-    sweep = read_sweep(write(values))
-    here = run_sweep(sweep, Records(tmp_path / "here.jsonl"), cache=tmp_path / "one", say=lambda line: None)
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": tmp_path}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "10s"}
-    scheduler_file = tmp_path / "scheduler.json"
-    dask = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard"]
-    started = [subprocess.Popen([*dask, "--scheduler-file", str(scheduler_file)], env=environment, **quiet)]
-    try:
-        worker = [sys.executable, "-m", "distributed.cli.dask_worker", "--scheduler-file", str(scheduler_file)]
-        worker += ["--nthreads", "1", "--no-nanny", "--no-dashboard"]
-        started += [subprocess.Popen(worker, env=environment, **quiet) for _ in range(2)]
-        from distributed import Client
-
-        with Client(scheduler_file=str(scheduler_file), timeout=60) as client:
-            client.wait_for_workers(2, timeout=60)
-            address = client.scheduler.address
-        command = [sys.executable, "-m", "residlab.cli", "sweep", str(tmp_path / "sweep.yml"), "--scheduler", address]
-        command += ["--cache-dir", str(tmp_path / "two"), "--results", str(tmp_path / "there.jsonl")]
-        running = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-        deadline = time.monotonic() + 120
-        while not list((tmp_path / "two").glob("runs/*/step-*")) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        started[1].send_signal(signal.SIGKILL)
-        _, said = running.communicate(timeout=200)
-        assert running.returncode == 0, said
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    there = {record.hash: record for record in Records(tmp_path / "there.jsonl")}
-    assert there.keys() == {record.hash for record in here}
-    for record in here:
-        assert there[record.hash].metrics["train_loss"] == record.metrics["train_loss"]
+@pytest.mark.parametrize("source", ["", "0" * 15, "smollm2", "g" * 16])
+def test_a_source_is_a_run(source):
+    with pytest.raises(ResidlabError, match="sixteen digits of a finished run"):
+        Examination(source)

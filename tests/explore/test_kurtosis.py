@@ -27,22 +27,6 @@ def test_form_equals_theory_on_random_states(explorable: Any, equals_its_script:
     equals_its_script(explorable, states, rtol=1e-9, atol=1e-12, series_every=20)
 
 
-def test_the_generator_is_mulberry32() -> None:
-    def mulberry32(seed: int) -> float:  # as published, on Python's integers
-        mask = 0xFFFFFFFF
-        seed = (seed + 0x6D2B79F5) & mask
-        t = ((seed ^ (seed >> 15)) * (seed | 1)) & mask
-        t ^= (t + (((t ^ (t >> 7)) * (t | 61)) & mask)) & mask
-        return float((t ^ (t >> 14)) / 2**32)
-
-    counts = np.array([0, 1, 2, 77, 524_287])
-    wanted = [mulberry32((int(n) * 0x6D2B79F5) & 0xFFFFFFFF) for n in counts]
-    assert ek._uniform(counts).tolist() == wanted
-    many = ek._uniform(np.arange(200_000))
-    assert many.mean() == pytest.approx(0.5, abs=0.003)
-    assert np.corrcoef(many[:-1], many[1:])[0, 1] == pytest.approx(0, abs=0.01)
-
-
 @pytest.mark.parametrize("stream", [0.0, 0.5, 0.9])
 def test_simulated_channels_lie_about_the_chain(explorable: Any, stream: float) -> None:
     frame = explorable.compute(width=512.0, stream=stream, depth=64.0, injected=0.0)

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from residlab.models.attention import Attention, KVCache, rotary_table, rotate
+from residlab.models.arithmetic import TORCH
+from residlab.models.attention import Attention, KVCache, rotary_table
 from residlab.models.config import ModelConfig
 from residlab.theory.block_variance import head_gram
 
@@ -62,8 +63,8 @@ def test_rotary_scores_depend_on_the_distance_only(base, shift, first, second):
 
     def score(i, j):
         return (
-            rotate(q, (table[0][i : i + 1], table[1][i : i + 1]))
-            * rotate(k, (table[0][j : j + 1], table[1][j : j + 1]))
+            TORCH.rotate(q, (table[0][i : i + 1], table[1][i : i + 1]))
+            * TORCH.rotate(k, (table[0][j : j + 1], table[1][j : j + 1]))
         ).sum()
 
     torch.testing.assert_close(score(0, 1), score(2, 3), rtol=1e-9, atol=1e-9)
@@ -72,7 +73,7 @@ def test_rotary_scores_depend_on_the_distance_only(base, shift, first, second):
 def test_rotation_is_by_the_angle_of_each_pair():
     x = torch.randn(8, dtype=torch.float64)
     table = rotary_table(torch.tensor([5]), 8, 100.0, torch.float64)
-    rotated = rotate(x.view(1, 1, 1, 8), table).view(8)
+    rotated = TORCH.rotate(x.view(1, 1, 1, 8), table).view(8)
     for i in range(4):
         turned = complex(x[i], x[i + 4]) * np.exp(1j * 5 * 100.0 ** (-2 * i / 8))
         assert complex(rotated[i], rotated[i + 4]) == pytest.approx(turned, rel=1e-12)
@@ -81,7 +82,7 @@ def test_rotation_is_by_the_angle_of_each_pair():
 def test_angles_stay_precise_in_bfloat16():
     table = rotary_table(torch.tensor([1000]), 8, 1e4, torch.bfloat16)
     assert table[0].dtype == torch.float32
-    assert rotate(torch.ones(1, 1, 1, 8, dtype=torch.bfloat16), table).dtype == torch.bfloat16
+    assert TORCH.rotate(torch.ones(1, 1, 1, 8, dtype=torch.bfloat16), table).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 2), (3, 1)])

@@ -11,7 +11,15 @@ from residlab.models.transformer import Transformer, next_token_loss
 from residlab.precision.quantization import Quantizer
 from residlab.precision.quantized_models import Scheme
 from residlab.probes.activations import observe_inputs
-from residlab.probes.quantization import input_noise, next_token_score, noise, scheme_scores
+from residlab.probes.quantization import (
+    input_noise,
+    next_token_score,
+    noise,
+    observe_distinct_inputs,
+    scheme_scores,
+    sqnr,
+    token_energies,
+)
 
 QUANTIZERS = {"4": Quantizer(4), "FP8": Quantizer("e4m3fn")}
 
@@ -64,6 +72,42 @@ def test_two_layers_with_equal_inputs_that_are_not_the_same_tensor():
     pair.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
     pair.forward = lambda x: [layer(x.clone()) for layer in pair.layers]
     assert len(input_noise(pair, torch.randn(2, 3, 4), QUANTIZERS)) == 2
+
+
+def test_energies_of_tokens_add_up_to_the_noise_of_all():
+    x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+    x[0, 0, 3] = 50.0
+    for quantizer in (Quantizer(4), Quantizer(6, "row"), Quantizer("e4m3fn")):
+        energy, lost = token_energies(x, quantizer)
+        assert energy.shape == lost.shape == (2, 5)
+        assert sqnr(energy, lost) == pytest.approx(noise(x, {"it": quantizer}).sqnr["it"], rel=1e-9)
+    # Under the scale of all, whose step is 50/7, the other tokens are rounded to 0.
+    energy, lost = token_energies(x, Quantizer(4))
+    assert sqnr(energy[:, 1:], lost[:, 1:]) == 0
+    assert noise(x[:, 1:], QUANTIZERS).sqnr["4"] > 10
+
+
+def test_sqnr_at_the_edges():
+    assert sqnr(torch.ones(3), torch.zeros(3)) == math.inf
+    assert math.isnan(sqnr(torch.zeros(3), torch.zeros(3)))
+    assert sqnr(torch.tensor([90.0, 10.0]), torch.tensor([0.5, 0.5])) == pytest.approx(20)
+
+
+def test_a_tensor_that_is_written_to_counts_anew():
+    pair = nn.Module()
+    pair.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)])
+    seen = []
+
+    def forward(x):
+        pair.layers[0](x), pair.layers[1](x)
+        pair.layers[2](x.add_(1))
+
+    with (
+        torch.no_grad(),
+        observe_distinct_inputs(dict(pair.layers.named_children()), lambda name, x: seen.append(name)),
+    ):
+        forward(torch.randn(3, 4))
+    assert seen == ["0", "2"]
 
 
 def test_scores_are_the_loss_and_the_share_that_was_right():

@@ -9,10 +9,30 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from residlab.experiments import rounding_results
 from residlab.experiments.bhyt_depth import MAIN
+from residlab.experiments.growth_results import growth_runs
 from residlab.experiments.norm_results import profiles
 from residlab.experiments.recorded import found
-from residlab.explore import block_variance, cost, finetuning, isometry, kurtosis, propagation, quantization, variance
+from residlab.explore import (
+    block_variance,
+    conditioning,
+    cost,
+    feedforward,
+    finetuning,
+    isometry,
+    kurtosis,
+    lipschitz,
+    one_stream,
+    precision_budget,
+    propagation,
+    quantization,
+    roles,
+    softmax,
+    summation,
+    variance,
+)
+from residlab.explore.error_growth import RecordedGrowth, error_growth_explorable
 from residlab.explore.panels import KAPPAS, LAMBDAS
 from residlab.explore.profiles import RecordedProfiles, profiles_explorable
 from residlab.explore.theme import NORM_TITLES
@@ -124,6 +144,38 @@ def check_profiles(shown):
                 np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
+GROWTH = RecordedGrowth(**growth_runs(found("rounding")))
+
+
+def check_error_growth(shown):
+    idle = {"kind": "layernorm-scaled", "depth": GROWTH.depths[0], "whole": "layernorm", "format": "fp16"}
+    state = {**idle, **shown.state}
+    frame = error_growth_explorable(GROWTH).compute(**state)
+    assert shown.readouts == pytest.approx(dict(frame.readouts), rel=1e-6)
+    names = {"relative error": "relative", "predicted": "predicted", "absolute error": "error"}
+    for name, meta in names.items():
+        np.testing.assert_allclose(shown.series[name][1], frame.series[meta][1], rtol=1e-6)
+
+
+def check_precision_budget(shown):
+    frame = precision_budget.precision_budget_explorable().compute(**shown.state)
+    assert shown.readouts == pytest.approx(dict(frame.readouts), rel=1e-9, abs=1e-12)
+    for name, meta in (
+        ("relative error", "chosen"),
+        ("the other network", "other"),
+        ("bits bought, at most", "bought"),
+    ):
+        np.testing.assert_allclose(shown.series[name][1], frame.series[meta][1], rtol=1e-9)
+
+
+def check_one_stream(shown):
+    frame = one_stream.one_stream_explorable().compute(**{"ratio": 0.25, **shown.state})
+    assert shown.readouts == pytest.approx(dict(frame.readouts), rel=1e-9, abs=1e-12)
+    names = {"lowest at the start": "shade-0", "the entry that is struck": "struck", "root mean square, ±r": "size"}
+    for name, meta in names.items():
+        np.testing.assert_allclose(shown.series[name][1], frame.series[meta][1], rtol=1e-9, atol=1e-12)
+
+
 def check_cost(shown):
     frame = cost.cost_explorable().compute(**shown.state)
     assert shown.readouts == pytest.approx(dict(frame.readouts), rel=1e-9, abs=1e-12)
@@ -167,6 +219,13 @@ def check_propagation(shown):
         np.testing.assert_allclose(shown.series[name][1], frame.series[meta][1], rtol=1e-7, atol=1e-9)
 
 
+def check_lipschitz(shown):
+    frame = lipschitz.lipschitz_explorable().compute(**shown.state)
+    assert shown.readouts == pytest.approx(dict(frame.readouts), rel=1e-6, abs=1e-12)
+    for name, meta in (("norm", "norm-length"), ("local bound, by tokens", "local-tokens")):
+        np.testing.assert_allclose(shown.series[name][1], frame.series[meta][1], rtol=1e-6)
+
+
 def check_kurtosis(shown):
     frame = kurtosis.kurtosis_explorable().compute(**shown.state)
     assert shown.readouts == pytest.approx(dict(frame.readouts), rel=1e-8, nan_ok=True)
@@ -175,7 +234,71 @@ def check_kurtosis(shown):
         np.testing.assert_allclose(shown.series[name][1], frame.series[meta][1], rtol=1e-8)
 
 
+def check_summation(shown):
+    state, own = shown.state, shown.readouts
+    u = 2.0 ** -summation.BITS[state["format"]]
+    x, bound = shown.series["worst case"]
+    wanted = [summation.worst_case(state["order"], int(n), u) / u for n in x]
+    np.testing.assert_allclose(bound, wanted, rtol=1e-9)
+    np.testing.assert_allclose(
+        shown.series["u √m"][1], [summation.root_law(state["order"], int(n), u) / u for n in x], rtol=1e-9
+    )
+    largest = shown.series["measured, largest"][1]
+    assert state["order"] == "stochastic" or np.all(largest <= bound)
+    assert np.all(shown.series["measured, root mean square"][1] <= largest * (1 + 1e-6))
+    here = x.tolist().index(own["count"])
+    assert own["count"] == min(state["n"], x[-1])
+    assert own["largest"] == pytest.approx(largest[here] * u, rel=1e-6)
+    assert own["worst"] == pytest.approx(bound[here] * u, rel=1e-9)
+
+
+ROLES = roles.RecordedRoles(**rounding_results.tables(rounding_results.role_runs(found("rounding"))))
+
+
+def check_roles(shown):
+    frame = roles.roles_explorable(ROLES).compute(**shown.state)
+    assert shown.readouts == pytest.approx(dict(frame.readouts), rel=1e-6, nan_ok=True)
+    for key, title in roles.ROLES.items():
+        np.testing.assert_allclose(shown.series[title][1], frame.series[key][1], rtol=1e-6)
+
+
+def check_softmax(shown):
+    frame = softmax.softmax_explorable().compute(**shown.state)
+    assert shown.readouts == pytest.approx(dict(frame.readouts), rel=1e-9, abs=1e-15)
+    names = {"measured": "measured", "bound, this order": "bounded", "u · effective terms": "soft"}
+    for name, meta in names.items():
+        np.testing.assert_allclose(shown.series[name][1], frame.series[meta][1], rtol=1e-9, atol=1e-15)
+
+
+def check_conditioning(shown):
+    frame = conditioning.conditioning_explorable().compute(**shown.state)
+    assert shown.readouts == pytest.approx(dict(frame.readouts), rel=1e-6, abs=1e-9, nan_ok=True)
+    names = {"LayerNorm, worst entry": "worst", "LayerNorm, median entry": "median", "RMSNorm, error": "error-rms"}
+    for name, meta in names.items():
+        np.testing.assert_allclose(shown.series[name][1], frame.series[meta][1], rtol=1e-6)
+
+
+def check_feedforward(shown):
+    frame = feedforward.feedforward_explorable().compute(**shown.state)
+    assert shown.readouts == pytest.approx(dict(frame.readouts), rel=1e-6, nan_ok=True)
+    for name, meta in {
+        "relative condition": "relative",
+        "error, measured": "measured",
+        "error, bound": "bound",
+    }.items():
+        np.testing.assert_allclose(shown.series[name][1], frame.series[meta][1], rtol=1e-6)
+
+
 CASES = [
+    Case(
+        "book/intro.html",
+        "one-stream",
+        start={"change": "nothing", "blow": 9.0, "block": 6.0, "format": "exact"},
+        sliders={"blow": one_stream.BLOWS, "block": one_stream.BLOCKS},
+        keys={"change": ("ArrowDown", "ArrowDown", "ArrowUp"), "ratio": ("ArrowRight",), "format": ("ArrowDown",)},
+        then={"change": "bounded", "ratio": 0.3, "blow": 9.0, "block": 6.0, "format": "bf16"},
+        check=check_one_stream,
+    ),
     Case(
         "notebooks/01-stream.html",
         "stream",
@@ -272,7 +395,14 @@ CASES = [
     Case(
         "notebooks/10-residual-free.html",
         "propagation",
-        start={"start": "apart", "scale": 1.0, "beta": 1.03, "depth": 12.0, "initial": 0.05},
+        start={
+            "start": "apart",
+            "feedforward": "gelu",
+            "scale": 1.0,
+            "beta": 1.03,
+            "depth": 12.0,
+            "initial": 0.05,
+        },
         sliders={
             "scale": propagation.SCALES,
             "beta": propagation.BETAS,
@@ -280,8 +410,112 @@ CASES = [
             "initial": propagation.INITIALS,
         },
         keys={"start": ("ArrowDown",), "scale": ("ArrowRight",), "beta": ("ArrowLeft",), "initial": ("Home",)},
-        then={"start": "shared", "scale": 1.25, "beta": 1.02, "depth": 12.0, "initial": 0.0},
+        then={
+            "start": "shared",
+            "feedforward": "gelu",
+            "scale": 1.25,
+            "beta": 1.02,
+            "depth": 12.0,
+            "initial": 0.0,
+        },
         check=check_propagation,
+    ),
+    Case(
+        "notebooks/13-norms.html",
+        "conditioning",
+        start={"outlier": 1000.0, "background": 1.0, "mean": 0.0, "width": 64.0, "format": "bf16"},
+        sliders={
+            "outlier": conditioning.OUTLIERS,
+            "background": conditioning.BACKGROUNDS,
+            "mean": conditioning.MEANS,
+            "width": conditioning.WIDTHS,
+        },
+        keys={
+            "outlier": ("End",),
+            "background": ("Home",),
+            "mean": ("ArrowRight",),
+            "width": ("ArrowRight",),
+            "format": ("ArrowDown",),
+        },
+        then={"outlier": 1e6, "background": 0.01, "mean": 0.1, "width": 256.0, "format": "fp16"},
+        check=check_conditioning,
+    ),
+    Case(
+        "notebooks/14-feedforward.html",
+        "feedforward",
+        start={"x": -5.0, "form": "erf", "format": "fp32"},
+        sliders={"x": feedforward.ARGUMENTS},
+        keys={"x": ("ArrowRight",), "form": ("ArrowDown",), "format": ("ArrowUp",)},
+        then={"x": -4.875, "form": "erfc", "format": "fp16"},
+        check=check_feedforward,
+    ),
+    Case(
+        "notebooks/16-lipschitz.html",
+        "lipschitz",
+        start={"tokens": 256.0, "radius": 1.0, "form": 1.0, "outlier": 20.0, "attended": "every"},
+        sliders={
+            "tokens": lipschitz.TOKENS,
+            "radius": lipschitz.RADII,
+            "form": lipschitz.FORMS,
+            "outlier": lipschitz.OUTLIERS,
+        },
+        keys={
+            "tokens": ("ArrowRight",),
+            "radius": ("ArrowLeft",),
+            "form": ("ArrowRight",),
+            "outlier": ("End",),
+            "attended": ("ArrowDown",),
+        },
+        then={"tokens": 512.0, "radius": 0.75, "form": 1.5, "outlier": 100.0, "attended": "half"},
+        check=check_lipschitz,
+    ),
+    Case(
+        "notebooks/17-growth.html",
+        "error-growth",
+        start={"vary": "factor", "model": "layernorm", "factor": 1.0},
+        sliders={"factor": GROWTH.factors},
+        keys={"factor": ("End", "ArrowLeft"), "model": ("ArrowDown", "ArrowDown")},
+        then={"factor": 10.0, "model": "smollm2"},
+        check=check_error_growth,
+    ),
+    Case(
+        "notebooks/18-together.html",
+        "precision-budget",
+        start={
+            "network": "free",
+            "feedforward": "swiglu",
+            "format": "bf16",
+            "depth": 12.0,
+            "gain": 0.2,
+            "embedding": 1.0,
+            "crest": 4.5,
+        },
+        sliders={
+            "depth": precision_budget.DEPTHS,
+            "gain": precision_budget.GAINS,
+            "embedding": precision_budget.EMBEDDINGS,
+            "crest": precision_budget.CRESTS,
+        },
+        keys={"network": ("ArrowUp",), "depth": ("ArrowRight",), "gain": ("Home",), "crest": ("End",)},
+        then={
+            "network": "residual",
+            "feedforward": "swiglu",
+            "format": "bf16",
+            "depth": 16.0,
+            "gain": 0.05,
+            "embedding": 1.0,
+            "crest": 1000.0,
+        },
+        check=check_precision_budget,
+    ),
+    Case(
+        "notebooks/17-growth.html",
+        "error-growth",
+        start={"vary": "factor"},
+        sliders={},
+        keys={"vary": ("ArrowDown", "ArrowDown"), "whole": ("ArrowDown",), "format": ("ArrowUp", "ArrowUp")},
+        then={"vary": "format", "whole": "rmsnorm", "format": "e4m3fn"},
+        check=check_error_growth,
     ),
     Case(
         "notebooks/08-kurtosis.html",
@@ -296,6 +530,38 @@ CASES = [
         keys={"width": ("ArrowRight",), "stream": ("Home",), "depth": ("End",), "injected": ("ArrowRight",)},
         then={"width": 128.0, "stream": 0.0, "depth": 64.0, "injected": 0.01},
         check=check_kurtosis,
+    ),
+    Case(
+        "notebooks/12-four-precisions.html",
+        "summation",
+        start={"n": 512.0, "order": "recursive", "format": "bf16", "terms": "down"},
+        sliders={"n": tuple(map(float, summation.LENGTHS))},
+        keys={
+            "n": ("End",),
+            "order": ("ArrowDown", "ArrowDown"),
+            "format": ("ArrowDown", "ArrowDown"),
+            "terms": ("ArrowDown", "ArrowDown"),
+        },
+        then={"n": 1536.0, "order": "pairwise", "format": "fp32", "terms": "squares"},
+        check=check_summation,
+    ),
+    Case(
+        "notebooks/12-four-precisions.html",
+        "roles",
+        start={"role": "all", "format": "bf16", "other": "bf16-products"},
+        sliders={},
+        keys={"role": ("ArrowUp", "ArrowUp"), "format": ("ArrowDown",), "other": ("ArrowDown",)},
+        then={"role": "w", "format": "fp16", "other": "fp16-products"},
+        check=check_roles,
+    ),
+    Case(
+        "notebooks/15-softmax.html",
+        "softmax",
+        start={"keys": 512.0, "gap": 5.0, "format": "bf16", "order": "first"},
+        sliders={"keys": softmax.KEYS, "gap": softmax.GAPS},
+        keys={"keys": ("End",), "gap": ("ArrowRight",), "format": ("ArrowDown",), "order": ("ArrowDown",)},
+        then={"keys": 4096.0, "gap": 6.0, "format": "fp16", "order": "last"},
+        check=check_softmax,
     ),
 ]
 

@@ -12,6 +12,7 @@ from scipy.integrate import quad
 
 from residlab.theory.laws import LAWS, gaussian_tail, laplace_tail
 from residlab.theory.quantization import (
+    bounding_bits,
     decibels,
     gaussian_peak,
     laplace_peak,
@@ -134,6 +135,28 @@ def test_rounded_is_the_definition(x, bits):
         ratio = Fraction(float(value)) * most / 4
         distance = min(abs(ratio - level) for level in range(-most, most + 1))
         assert abs(abs(ratio - Fraction(float(result)) * most / 4) - distance) < Fraction(1, 10**12)
+
+
+@given(
+    arrays(np.float64, st.integers(1, 30), elements=st.floats(-50, 50).filter(lambda v: v == 0 or abs(v) > 1e-6)),
+    st.floats(0.01, 20),
+)
+def test_a_tanh_buys_something_and_no_more_than_its_largest_argument_allows(x, gain):
+    assume(np.abs(x).max() > 0)
+    bought = np.log2(crest_of(gain * x) / crest_of(np.tanh(gain * x)))
+    assert -1e-12 <= bought <= bounding_bits(gain * np.abs(x).max()) + 1e-12
+
+
+def test_both_ends_of_what_a_tanh_buys():
+    assert np.log2(crest_of(np.ones(5)) / crest_of(np.tanh(3 * np.ones(5)))) == pytest.approx(0)
+    many = np.append(np.full(10**6, 1e-3), 5.0)  # almost all entries are in the linear range, and hold the energy
+    many[:-1] *= 1e3 / 50
+    assert np.log2(crest_of(many) / crest_of(np.tanh(many))) == pytest.approx(bounding_bits(5.0), rel=0.02)
+
+
+def test_a_convex_map_costs_bits():
+    x = np.array([0.1, 1.0, 3.0])
+    assert crest_of(np.sinh(x)) > crest_of(x)
 
 
 def test_the_law_in_numbers():

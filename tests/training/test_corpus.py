@@ -189,7 +189,7 @@ def test_an_option_of_another_source_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["wikipedia", "shakespeare"])
 def test_what_was_not_fetched_is_told_at_once(tmp_path, name):
-    with pytest.raises(ResidlabError, match=f"run `residlab fetch {name}`"):
+    with pytest.raises(ResidlabError, match=f"run `residlab fetch {name} --cache-dir "):
         corpus(name, cache=tmp_path)
 
 

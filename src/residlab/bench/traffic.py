@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from residlab.models.arithmetic import TORCH
 from residlab.models.config import ModelConfig, norm_options
 from residlab.models.transformer import Block, _Surroundings
 
@@ -105,7 +106,7 @@ def block_traffic(kind: str, tokens: int, width: int, *, training: bool = False)
     """
     block = norms_alone(kind, width)
     x = torch.randn(1, tokens, width, requires_grad=training)
-    around = _Surroundings(None, None, None, torch.ones(1, tokens, 1), return_rows=False)
+    around = _Surroundings(None, None, None, torch.ones(1, tokens, 1), return_rows=False, arithmetic=TORCH)
     with Counter() as counter, torch.set_grad_enabled(training):
         y, _ = block(x, around)
         if training:

@@ -185,9 +185,11 @@ def read_claims(project: Project) -> tuple[dict[str, Paper], list[Claim]]:
     path = project.root / "book" / "claims.yml"
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or not {"papers", "claims"} <= content.keys():
+            raise ResidlabError(f"{path} must hold papers and claims")
         papers = {key: Paper(key, **fields) for key, fields in content["papers"].items()}
         claims = [Claim(**fields) for fields in content["claims"]]
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise ResidlabError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     seen: set[str] = set()
     chapters = project.chapter_names()

@@ -9,8 +9,8 @@ from residlab.data.cache import write_atomic
 from residlab.errors import ResidlabError
 
 PROFILES = ("smoke", "cpu", "gpu")
-_CELL_LIMIT = {"smoke": 300.0, "cpu": 3600.0, "gpu": 3600.0}
-_CHAPTER_LIMIT = {"smoke": 600.0, "cpu": 14400.0, "gpu": 14400.0}
+_CELL_LIMIT = {"smoke": 900.0, "cpu": 3600.0, "gpu": 3600.0}
+_CHAPTER_LIMIT = {"smoke": 1800.0, "cpu": 14400.0, "gpu": 14400.0}
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class Project:
         """
         try:
             content = yaml.safe_load((self.root / "_toc.yml").read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ResidlabError(f"{self.root / '_toc.yml'} cannot be read: {error}") from None
         patterns = [entry.removesuffix(".md") for entry in _listed(content)]
         return [name for name in names if not any(fnmatch.fnmatch(f"notebooks/{name}", p) for p in patterns)]

@@ -1,13 +1,15 @@
 """The Sphinx extension of the book.
 
 For a chapter it feeds MyST-NB the executed notebook instead of the text; before reading it executes what is stale; it
-gives pages with figures their scripts and keeps every page free of outside requests; it renders the ledger; it sees to
-typography; and it shows links to the repository only when its address is set (``residlab_repository``).
+gives pages with figures their scripts and keeps every page free of outside requests; it renders the ledger, and
+explorables on pages that are no chapters; it sees to typography; and it shows links to the repository only when its
+address is set (``residlab_repository``).
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 from contextlib import ExitStack
 from pathlib import Path
@@ -37,6 +39,7 @@ from residlab.compendium.typography import KeepPunctuation, NumbersInPrint, OneI
 from residlab.errors import ResidlabError
 from residlab.explore.assets import STATIC as EXPLORE_STATIC
 from residlab.explore.assets import assets, plotly_script
+from residlab.explore.figures import check_name
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +110,30 @@ class LedgerDirective(SphinxDirective):
         return list(container.children)
 
 
+class ExplorableDirective(SphinxDirective):
+    """``{explorable} name``: on a page that is no chapter, the explorable that ``name_explorable()`` declares.
+
+    It is looked up in the module of that name in `residlab.explore`, and is called without arguments.
+    """
+
+    required_arguments = 1
+    option_spec: ClassVar[dict[str, Any]] = {}
+
+    def run(self) -> list[nodes.Node]:
+        """Embed the static face."""
+        from residlab.explore import static_face
+
+        try:
+            name = check_name(self.arguments[0], "explorable").replace("-", "_")
+            module = importlib.import_module(f"residlab.explore.{name}")
+            html = static_face.explorable_html(getattr(module, f"{name}_explorable")())
+        except (ImportError, AttributeError, TypeError, ResidlabError) as error:
+            raise BookError(f"{self.env.docname} shows the explorable {self.arguments[0]!r}: {error}") from None
+        for source in (module.__file__, static_face.__file__):
+            self.env.note_dependency(str(source))
+        return [nodes.raw("", html, format="html")]
+
+
 def _open_project(app: Sphinx, config: Config) -> None:
     """Hold the project's lock until the build ends, before Sphinx reads what an earlier build left."""
     try:
@@ -172,8 +199,8 @@ def _scripts(app: Sphinx, pagename: str, template: str, context: dict[str, Any],
         if path.suffix == ".css":
             app.add_css_file(name)
         else:
-            app.add_js_file(name, loading_method="defer", priority=600)
-    app.add_js_file(plotly_script().name, loading_method="defer", priority=550)
+            more = {"data-plotly": plotly_script().name} if name == "residlab-figures.js" else {}
+            app.add_js_file(name, loading_method="defer", priority=600, **more)
 
 
 def _mend_roles(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
@@ -216,6 +243,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("residlab_branch", "main", "env", types=[str])
     app.add_config_value("residlab_code", "", "env", types=[str])
     app.add_directive("ledger", LedgerDirective)
+    app.add_directive("explorable", ExplorableDirective)
     for transform in (KeepPunctuation, NumbersInPrint, OneIdEach):
         app.add_post_transform(transform)
     app.add_css_file("residlab-site.css")

@@ -1,8 +1,9 @@
 """When must a chapter run again? When something that it depends on has changed, and for nothing else.
 
 A chapter's *fingerprint* maps each thing it depends on to a hash: its text, its parameters, the pinned versions, the
-Python minor version, the source of every residlab module that it imports directly or transitively (parent packages
-included), their package data, and each declared input. Two fingerprints that differ name what changed.
+Python minor version, the code of every residlab module that it imports directly or transitively (parent packages
+included; without docstrings and comments, which compute nothing), their package data, and each declared input. Two
+fingerprints that differ name what changed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,20 @@ _DISPLAY = "residlab.explore.display"  # draws every figure of the book, whether
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
+
+
+@functools.lru_cache(maxsize=1024)
+def _code_digest(source: bytes) -> str:
+    """Hash what a module does: its syntax tree without docstrings. What is no Python is hashed as it is."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return _digest(source)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Module() | ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef() if ast.get_docstring(node):
+                del node.body[0]
+    return _digest(ast.dump(tree).encode())
 
 
 @functools.lru_cache(maxsize=1)
@@ -146,7 +161,7 @@ def fingerprint(
         "constraints": _digest(project.constraints),
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
     }
-    result |= {f"module {name}": _digest(module_file(name).read_bytes()) for name in modules}
+    result |= {f"module {name}": _code_digest(module_file(name).read_bytes()) for name in modules}
     result |= {
         f"file {path.relative_to(_PACKAGE).as_posix()}": _digest(path.read_bytes()) for path in _package_data(modules)
     }

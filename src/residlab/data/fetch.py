@@ -63,10 +63,11 @@ def path(name: str, *, cache: Path | None = None) -> Path:
         When it was not fetched or a file differs from the manifest, naming the command to run.
     """
     found = status(name, cache=cache)
+    there = "" if cache is None else f" --cache-dir {cache}"
     if found.state == "absent":
-        raise ResidlabError(f"{name} is not in {found.folder.parent}: run `residlab fetch {name}`")
+        raise ResidlabError(f"{name} is not in {found.folder.parent}: run `residlab fetch {name}{there}`")
     if found.state == "corrupt":
-        raise ResidlabError(f"{name} is damaged, {found.problem}: run `residlab fetch --force {name}`")
+        raise ResidlabError(f"{name} is damaged, {found.problem}: run `residlab fetch --force {name}{there}`")
     return found.folder
 
 

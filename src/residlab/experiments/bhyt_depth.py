@@ -17,10 +17,13 @@ minutes):
     spike        RMSNorm and BHyT at 16 times their rate, 120 steps, closely   2 runs
     bounds       BHyT and BHyT* with lam/kappa of 0.5 and 1; one seed          4 runs
     small        4 norms x 4 rates, initial weights of 0.02; seed 100         18 runs
+    gpt2-tuning  LayerNorm, GELU, learned positions and biases, as GPT-2
+                 has them, x 3 learning rates (more at an edge), seed 100      3 runs and more
+    gpt2         that model x 3 seeds at its best rate, with all probes        3 runs
 
 ``tuning``, ``main``, ``exact``, ``star`` and ``control`` decide; the rest explores, one factor at a time, and says so.
 Seeds of ``main`` are not that of ``tuning``, so that no rate was chosen for its luck. Every norm sees the same weights'
-seed and the same data.
+seed and the same data. ``gpt2`` trains a model for chapter 17, which rounds its inference.
 
 Initial weights have a standard deviation of 0.02 sqrt(1024/width), that of the paper's smallest model carried over to
 another width: a product of a matrix with a normalised token then has the same size. ``small`` keeps 0.02 itself.
@@ -33,7 +36,7 @@ from typing import Any
 from residlab.errors import ResidlabError
 from residlab.experiments.plans import Found, Stage
 from residlab.experiments.rates import best_rate, scores_by_rate, wanted_rates
-from residlab.models.config import ModelConfig, NormOptions, norm_options
+from residlab.models.config import ModelConfig, NormOptions, RMSNormOptions, norm_options
 from residlab.training.config import TrainConfig
 from residlab.training.optimizer_config import OptimizerConfig
 from residlab.training.schedules import ScheduleConfig
@@ -51,9 +54,11 @@ NORMS: dict[str, NormOptions] = {
 normalises the embeddings too, which its paper leaves open: without, branches of size 1 drown embeddings of size 0.02,
 and two runs lost half a bit (recorded, in ``small``)."""
 MAIN = ("rmsnorm", "lns", "peri-ln", "bhyt")
-CONTROL = norm_options("rmsnorm", gain_attention=0.2, gain_feedforward=0.1)
+CONTROL = RMSNormOptions(gain_attention=0.2, gain_feedforward=0.1)
 """BHyT without the tanh: its gain lam/kappa at the start, and nothing that bounds."""
 OTHERS = ("layernorm", "dyt", "bhyt*")
+GPT2: dict[str, Any] = {"feedforward": "gelu", "position": "learned", "bias": True}
+"""What GPT-2 has besides its LayerNorm; its initialization is that of all runs."""
 TUNING_SEED, SEEDS = 100, (0, 1, 2)
 FIRST_RATES = (2e-3, 4e-3, 8e-3)
 RATE_LIMITS = (1.25e-4, 6.4e-2)
@@ -214,11 +219,11 @@ def _star(profile: str, found: Found) -> list[TrainConfig]:
     return [_probed(profile, NORMS["bhyt*"], rate, SEEDS[0]) for rate in sorted({*tried, *beyond})] + own
 
 
-def _probed(profile: str, norm: NormOptions, rate: float, seed: int) -> TrainConfig:
+def _probed(profile: str, norm: NormOptions, rate: float, seed: int, **changes: Any) -> TrainConfig:
     every = max(1, PROFILES[profile].steps // 12)
     return config(
         profile, norm, rate, seed,
-        probes=PROBES, probe_every=every, evaluate_every=4 * every, checkpoint_every=2 * every,
+        probes=PROBES, probe_every=every, evaluate_every=4 * every, checkpoint_every=2 * every, **changes,
     )  # fmt: skip
 
 
@@ -292,6 +297,19 @@ def _small(profile: str, found: Found) -> list[TrainConfig]:
     return [config(profile, norm, rate, TUNING_SEED, init_std=0.02) for norm, rate in grid]
 
 
+def _gpt2_tuning(profile: str, found: Found) -> list[TrainConfig]:
+    scores = scores_by_rate(found.stage("gpt2-tuning"))
+    rates = wanted_rates(FIRST_RATES, scores, RATE_LIMITS)
+    return [config(profile, NORMS["layernorm"], rate, TUNING_SEED, **GPT2) for rate in rates]
+
+
+def _gpt2(profile: str, found: Found) -> list[TrainConfig]:
+    scores = scores_by_rate(found.stage("gpt2-tuning"))
+    if not scores:
+        raise ResidlabError("no record of tuning GPT-2's architecture: run the stage gpt2-tuning first")
+    return [_probed(profile, NORMS["layernorm"], best_rate(scores), seed, **GPT2) for seed in SEEDS]
+
+
 STAGES = (
     Stage("tuning", "a learning rate for each norm", _tuning),
     Stage("main", "the comparison: norms at their own rate, three seeds, probed", _main),
@@ -307,4 +325,6 @@ STAGES = (
     Stage("spike", "what a rate that is too large does to the stream, one seed", _spike),
     Stage("bounds", "BHyT that bounds harder, one seed", _bounds),
     Stage("small", "initial weights of 0.02 at every width, one seed", _small),
+    Stage("gpt2-tuning", "a learning rate for GPT-2's architecture", _gpt2_tuning),
+    Stage("gpt2", "GPT-2's architecture at its own rate, three seeds, for chapter 17", _gpt2),
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from residlab.errors import ResidlabError
 from residlab.experiments.named import add_named_arguments, check_not_named, is_named, run_named
+from residlab.experiments.plans import EXPERIMENTS
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +60,10 @@ def run_one(args: argparse.Namespace) -> int:
     if is_named(args.file) and not args.file.exists():
         return run_named(args)
     check_not_named(args)
+    if not args.file.exists():
+        raise ResidlabError(
+            f"{args.file} is no file, and no experiment of the book either; these are {', '.join(EXPERIMENTS)}"
+        )
     sweep = read_sweep(args.file)
     if len(sweep.configs) != 1:
         raise ResidlabError(f"{args.file} describes {len(sweep.configs)} runs: residlab sweep runs them")
@@ -76,7 +81,7 @@ def run_one(args: argparse.Namespace) -> int:
     if follower:
         return 0
     metrics = record.metrics
-    print(f"{record.experiment} {record.hash}: {score(record)} on held-out text")
+    print(f"{record.experiment} {record.hash}: {score(config, record)} on held-out text")
     print(f"{metrics['parameters']:,} parameters, {metrics['tokens']:,} tokens, {metrics['skipped']} updates skipped")
     if args.sample:
         print(sampled(config, args.sample, cache=args.cache_dir))
@@ -93,6 +98,7 @@ def run_many(args: argparse.Namespace) -> int:
     """
     from residlab.experiments.record import Records
     from residlab.experiments.sweep import read_sweep, run_sweep, score
+    from residlab.experiments.training_run import run_hash
 
     if args.jobs < 1:
         raise ResidlabError(f"--jobs must be >= 1; got {args.jobs}")
@@ -100,14 +106,15 @@ def run_many(args: argparse.Namespace) -> int:
         raise ResidlabError("--jobs is for this machine, --scheduler for a cluster: give one of them")
     sweep, records = read_sweep(args.file), Records(_results(args))
     if args.list:
-        known = [record.config for record in records if record.experiment == sweep.experiment]
+        known = {record.hash for record in records if record.experiment == sweep.experiment}
         for config in sweep.configs:
-            state = "recorded" if config.to_dict() in known else "to run"
-            print(f"{config.hash}  {state:<9} {config.model.norm.kind:<10} {config.optimizer.kind:<11} {config.seed}")
+            name = run_hash(config, cache=args.cache_dir)
+            state = "recorded" if name in known else "to run"
+            print(f"{name}  {state:<9} {config.model.norm.kind:<10} {config.optimizer.kind:<11} {config.seed}")
         return 0
     found = run_sweep(sweep, records, cache=args.cache_dir, jobs=args.jobs, scheduler=args.scheduler)
-    for record in found:
-        print(f"{record.hash}  {score(record)}")
+    for config, record in zip(sweep.configs, found, strict=True):
+        print(f"{record.hash}  {score(config, record)}")
     return 0
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from residlab.errors import ResidlabError
 from residlab.experiments.plans import Found, Stage
-from residlab.experiments.record import Record, Records
+from residlab.experiments.record import Record
 from residlab.models.config import ModelConfig
 from residlab.training.config import TrainConfig
 from residlab.training.optimizer_config import OptimizerConfig
@@ -78,12 +78,12 @@ def config(profile: str, start: Record, lr: float) -> TrainConfig:
 
 
 def _main(profile: str, found: Found) -> list[TrainConfig]:
-    file = found.records.file.with_name(f"{BASE}-{profile}.jsonl")
-    starts = Found(BASE, Records(file)).stage("main")
+    base = found.beside(BASE, profile)
+    starts, file = base.stage("main"), base.records.file
     if not starts:
         raise ResidlabError(
             f"{file} has no record of {BASE}/main, whose models are fine-tuned: "
-            f"run residlab run {BASE} --profile {profile} first"
+            f"first residlab run {BASE} --profile {profile} --stage tuning --stage main --results {file}"
         )
     return [config(profile, start, rate) for start in starts for rate in RATES]
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from residlab.experiments.probes import PROBES
-from residlab.models.config import ModelConfig
+from residlab.models.config import Feedforward, ModelConfig
 from residlab.models.transformer import Transformer
 
 FloatArray = NDArray[np.float64]
@@ -38,6 +38,7 @@ def initial_state(
     width: int = 128,
     heads: int = 4,
     residual: bool = False,
+    feedforward: Feedforward = "gelu",
     sequences: int = 2,
     seed: int = 0,
 ) -> InitialState:
@@ -47,7 +48,7 @@ def initial_state(
     ----------
     shared
         Whether ``W_K = W_Q``.
-    logit_scale, beta, depth, width, heads, residual, seed
+    logit_scale, beta, depth, width, heads, residual, feedforward, seed
         Of the model.
     tokens, sequences
         Each sequence has so many; none occurs twice.
@@ -59,6 +60,7 @@ def initial_state(
         vocabulary=max(3000, tokens * sequences),
         context=tokens,
         residual=residual,
+        feedforward=feedforward,
         logit_scale=logit_scale,
         temperature_base=beta,
         initialization="orthogonal-shared-qk" if shared else "orthogonal",

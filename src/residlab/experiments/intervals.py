@@ -24,6 +24,13 @@ class PairedDifferences:
         Degrees of freedom, ``(rows - 1) (columns - 1)``.
     confidence
         Of each interval by itself, not of all at once.
+
+    Examples
+    --------
+    >>> found = paired_differences([[1.0, 2.0, 3.0], [1.1, 2.1, 3.4]])
+    >>> found.degrees, found.differences.round(3)
+    (2, array([[ 0. , -0.2],
+           [ 0.2,  0. ]]))
     """
 
     differences: NDArray[np.float64]
@@ -62,6 +69,13 @@ def paired_differences(values: ArrayLike, *, confidence: float = 0.95) -> Paired
     ------
     ResidlabError
         If there are fewer than two methods or seeds, a value is not finite, or the confidence is out of range.
+
+    Examples
+    --------
+    >>> found = paired_differences([[1.0, 2.0, 3.0], [1.1, 2.1, 3.4]])  # two methods, three seeds
+    >>> low, high = found.interval(1, 0)
+    >>> round(low, 3), round(high, 3)
+    (-0.23, 0.63)
     """
     table = np.asarray(values, dtype=np.float64)
     if table.ndim != 2 or min(table.shape) < 2:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from residlab.errors import ResidlabError
-from residlab.experiments.plans import EXPERIMENTS, results_file, run_experiment, stages_of
+from residlab.experiments.plans import EXPERIMENTS, chosen_stages, results_file, run_experiment, stage_sweep
 
 PROFILES = ("smoke", "cpu", "gpu", "gpu-short")
 
@@ -16,7 +16,7 @@ def is_named(file: Path) -> bool:
 
 def add_named_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what only an experiment with a name takes."""
-    group = parser.add_argument_group(f"for an experiment of the book ({', '.join(EXPERIMENTS)})")
+    group = parser.add_argument_group("for an experiment of the book", f"FILE is one of {', '.join(EXPERIMENTS)}")
     group.add_argument("--profile", choices=PROFILES, help="its size (default: cpu)")
     group.add_argument(
         "--stage", action="append", metavar="NAME", help="run this stage (may be repeated; default: all)"
@@ -57,7 +57,7 @@ def run_named(args: argparse.Namespace) -> int:
         If an option is not allowed, or as `run_experiment`.
     """
     from residlab.experiments.record import Records
-    from residlab.experiments.sweep import score
+    from residlab.experiments.sweep import about, score
 
     experiment, profile = str(args.file), args.profile or "cpu"
     if args.jobs < 1:
@@ -66,13 +66,15 @@ def run_named(args: argparse.Namespace) -> int:
         raise ResidlabError("--jobs is for this machine, --scheduler for a cluster: give one of them")
     if args.sample:
         raise ResidlabError(f"--sample is for a file that describes one run; {experiment} has many")
+    chosen = chosen_stages(experiment, profile, tuple(args.stage or ()))
     file = args.results or results_file(experiment, profile, Path())
     records = Records(file)
     if args.list:
+        print(f"{file}{'' if file.exists() else ', which is not there yet'}")
         counts: dict[str, int] = {}
         for record in records:
             counts[record.experiment] = counts.get(record.experiment, 0) + 1
-        for stage in stages_of(experiment):
+        for stage in chosen:
             print(f"{stage.name:<10} {counts.get(f'{experiment}/{stage.name}', 0):>3} recorded  {stage.purpose}")
         return 0
     if not file.parent.is_dir():
@@ -85,12 +87,10 @@ def run_named(args: argparse.Namespace) -> int:
         cache=args.cache_dir,
         jobs=args.jobs,
         scheduler=args.scheduler,
+        strategy=args.strategy,
     )
     for stage, found in done:
-        for record in found:
-            model, optimizer = record.config["model"], record.config["optimizer"]
-            about = (
-                f"{model['norm']['kind']:<9} {model['depth']:>3} layers  lr {optimizer['lr']:<7g} seed {record.seed}"
-            )
-            print(f"{stage.name:<10} {record.hash}  {about}  {score(record)}", flush=True)
+        tasks = stage_sweep(experiment, stage, profile, records).configs
+        for task, record in zip(tasks, found, strict=True):
+            print(f"{stage.name:<10} {record.hash}  {about(task)}  {score(task, record)}", flush=True)
     return 0

@@ -91,16 +91,27 @@ def by_rate(records: Sequence[Record]) -> dict[str, dict[float, float]]:
 
 
 def star(found: Found) -> list[Record]:
-    """Return BHyT*'s runs at its own best rate, by seed; those at BHyT's rate where it has not been tuned."""
+    """Return BHyT*'s runs at its own best rate, by seed; those at BHyT's rate where it has not been tuned.
+
+    Raises
+    ------
+    ResidlabError
+        If it has been tuned, and not run once at that rate with every seed.
+    """
     from residlab.experiments.bhyt_depth import SEEDS, star_scores
     from residlab.experiments.rates import best_rate
 
     runs = found.stage("star")
-    own = best_rate(star_scores(found)) if runs else None
+    if not runs:
+        return contenders(found)["bhyt*"]
+    own = best_rate(star_scores(found))
     chosen = sorted((record for record in runs if rate(record) == own), key=lambda record: record.seed)
-    if [record.seed for record in chosen] == list(SEEDS):
-        return chosen
-    return contenders(found)["bhyt*"]
+    if [record.seed for record in chosen] != list(SEEDS):
+        raise ResidlabError(
+            f"BHyT* at its best rate, {own:g}, must have run once with each of the seeds {', '.join(map(str, SEEDS))}; "
+            f"recorded are {', '.join(str(record.seed) for record in chosen) or 'none'}"
+        )
+    return chosen
 
 
 def best(records: Sequence[Record], name: str) -> Record:
@@ -128,6 +139,7 @@ def others(found: Found) -> dict[str, Record]:
 
     seeds = contenders(found)
     rows = {NORM_TITLES[name]: seeds[name][0] for name in seeds if name in NORM_TITLES}
+    rows[NORM_TITLES["bhyt*"]] = star(found)[0]
     explored = found.stage("norms")
     for name in dict.fromkeys(map(kind, explored)):
         if name not in seeds:
@@ -191,6 +203,19 @@ def by_site(record: Record, probe: str, name: str) -> dict[str, FloatArray]:
         where: _columns([sites[site][name] for site in sites if site.endswith(f".{where}_norm")])
         for where in ("attention", "feedforward")
     }
+
+
+def bound(record: Record) -> float:
+    """Return lambda/kappa at the start, the mean of both sites, of a BHyT run."""
+    norm = record.config["model"]["norm"]
+    return float(norm["lam_attention"] + norm["lam_feedforward"]) / (2 * float(norm["kappa"]))
+
+
+def saturated(record: Record) -> float:
+    """Return the share of tanh values beyond 0.9 at the last look, over all sites; NaN if it has no tanh."""
+    if not _looks(record).get("saturation"):
+        return float("nan")
+    return float(np.mean([site[-1] for site in by_site(record, "saturation", "beyond_0.9").values()]))
 
 
 def octaves(record: Record, name: str, look: int = -1) -> tuple[tuple[str, ...], FloatArray]:

@@ -20,7 +20,8 @@ eight thousand tokens: look at them seldom. In a run ``quantization`` reads held
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
@@ -150,18 +151,28 @@ def bounds(model: nn.Module, ids: Tensor) -> dict[str, Any]:
     }
 
 
-def saturation(model: nn.Module, ids: Tensor) -> dict[str, Any]:
-    """Return the share of each tanh's values beyond 0.9 and 0.99 (arguments beyond 1.472 and 2.647)."""
+@contextmanager
+def observe_tanh(model: nn.Module, observer: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Observe the values of each tanh of a model's norms, before gains; channels whose gain is 0 are left out."""
     sites = {name: m for name, m in model.named_modules() if isinstance(m, BHyTStar | BHyT | DyT)}
-    found: dict[str, Any] = {}
 
     def see(site: str, output: Any) -> None:
         module, y = sites[site], output[0] if isinstance(output, tuple) else output
         beta = getattr(module, "beta", None)
-        tanh = ((y if beta is None else y - beta) / module.gamma)[..., module.gamma != 0].abs()
-        found[site] = {f"beyond_{bound}": float((tanh > bound).double().mean()) for bound in (0.9, 0.99)}
+        observer(site, ((y if beta is None else y - beta) / module.gamma)[..., module.gamma != 0])
 
     with observe_outputs(sites, see):
+        yield
+
+
+def saturation(model: nn.Module, ids: Tensor) -> dict[str, Any]:
+    """Return the share of each tanh's values beyond 0.9 and 0.99 (arguments beyond 1.472 and 2.647)."""
+    found: dict[str, Any] = {}
+
+    def see(site: str, tanh: Tensor) -> None:
+        found[site] = {f"beyond_{bound}": float((tanh.abs() > bound).double().mean()) for bound in (0.9, 0.99)}
+
+    with observe_tanh(model, see):
         model(ids[:SEQUENCES])
     return found
 

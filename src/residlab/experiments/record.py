@@ -34,6 +34,12 @@ class Record:
     versions, hardware, commit, time
         Packages, processor and device, the source's commit (None outside a checkout; with ``+`` when files differed
         from it), and when it ended, UTC.
+
+    Examples
+    --------
+    >>> record = Record("demo", "0" * 16, config={"depth": 2}, seed=0, metrics={"loss": 1.5})
+    >>> record.metrics["loss"], "torch" in record.versions
+    (1.5, True)
     """
 
     experiment: str
@@ -58,6 +64,15 @@ class Records:
     ----------
     file
         ``.jsonl``; it need not exist.
+
+    Examples
+    --------
+    >>> records = Records(Path("demo.jsonl"))
+    >>> record = Record("demo", "0" * 16, config={"depth": 2}, seed=0, metrics={"loss": 1.5})
+    >>> records.add(record), records.add(record)  # a second one is not added
+    (True, False)
+    >>> records.find("demo", "0" * 16).metrics
+    {'loss': 1.5}
     """
 
     def __init__(self, file: Path) -> None:
@@ -102,7 +117,10 @@ class Records:
     def _lines(self) -> list[str]:
         if not self.file.exists():
             return []
-        *lines, rest = self.file.read_text().split("\n")
+        try:
+            *lines, rest = self.file.read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ResidlabError(f"{self.file} is no file of records: {error}") from error
         try:
             json.loads(rest)
         except ValueError:
@@ -111,12 +129,24 @@ class Records:
 
 
 def now() -> str:
-    """Return the time, UTC, to the second."""
+    """Return the time, UTC, to the second.
+
+    Examples
+    --------
+    >>> len(now()), now()[10]
+    (25, 'T')
+    """
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what a number may depend on."""
+    """Return the versions of what a number may depend on.
+
+    Examples
+    --------
+    >>> "torch" in versions()
+    True
+    """
     found = {"python": platform.python_version(), "residlab": residlab.__version__}
     for package in (
         "torch",
@@ -135,7 +165,13 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Return processor, cores, threads and accelerator."""
+    """Return processor, cores, threads and accelerator.
+
+    Examples
+    --------
+    >>> sorted(hardware())
+    ['accelerator', 'cores', 'processor', 'system', 'threads']
+    """
     import torch
 
     from residlab.bench.timing import machine
@@ -147,7 +183,13 @@ def hardware() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Return the commit of the source that runs, ``+`` behind it when tracked files differ; None outside a checkout."""
+    """Return the commit of the source that runs, ``+`` behind it when tracked files differ; None outside a checkout.
+
+    Examples
+    --------
+    >>> commit() is None or len(commit().removesuffix("+")) == 40
+    True
+    """
     folder = Path(residlab.__file__).resolve().parent
 
     def git(*arguments: str) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import residlab
 from residlab.errors import ResidlabError
-from residlab.experiments.plans import Found, results_file, stages_of
+from residlab.experiments.plans import EXPERIMENTS, Found, profiles_of, results_file, stages_of
 from residlab.experiments.record import Record, Records
 
 
@@ -15,6 +15,11 @@ def results_folder() -> Path:
     ------
     ResidlabError
         If residlab was installed without its checkout, which has the records.
+
+    Examples
+    --------
+    >>> results_folder().name
+    'results'
     """
     folder = Path(residlab.__file__).resolve().parents[2] / "results"
     if not folder.is_dir():
@@ -32,8 +37,43 @@ def recorded(experiment: str, profile: str) -> list[Record]:
     ------
     ResidlabError
         If there is no checkout, or a line of the file is no record.
+
+    Examples
+    --------
+    >>> records = recorded("forgetting", "cpu")
+    >>> len(records) > 0, recorded("forgetting", "nothing")
+    (True, [])
     """
     return list(Records(results_file(experiment, profile, results_folder().parent)))
+
+
+def recipe(name: str) -> str | None:
+    """Return how to make a recorded run again, by its sixteen digits, or None if no record of the checkout has them.
+
+    What is recorded is not run again, so the command writes to a copy of the file in which the stage's lines are left
+    out; runs that the stage builds on stay in it.
+
+    Examples
+    --------
+    >>> recipe("0" * 16) is None
+    True
+    """
+    try:
+        folder = results_folder()
+    except ResidlabError:
+        return None
+    for experiment in EXPERIMENTS:
+        for profile in profiles_of(experiment):
+            file = results_file(experiment, profile, folder.parent)
+            for record in Records(file):
+                if record.hash == name:
+                    stage = record.experiment.partition("/")[2]
+                    return (
+                        f"it is recorded as {record.experiment} in results/{file.name}; "
+                        f"residlab run {experiment} --profile {profile} --stage {stage} --results FILE makes it again, "
+                        f"FILE being a copy of that one without the lines of {record.experiment}"
+                    )
+    return None
 
 
 def found(experiment: str, profile: str = "cpu") -> Found:
@@ -43,6 +83,11 @@ def found(experiment: str, profile: str = "cpu") -> Found:
     ------
     ResidlabError
         If there is no such experiment, no checkout, or nothing was recorded in that profile.
+
+    Examples
+    --------
+    >>> len(found("forgetting").stage("main")) > 0
+    True
     """
     stages_of(experiment)
     file = results_file(experiment, profile, results_folder().parent)

@@ -3,11 +3,15 @@
 The plan, with what it costs on one core (12 layers: half a second a step with AdamW, up to 1.2 with KL-Shampoo), is in
 `results/README.md`, with the rules that decide claims B3 and B4, fixed before the first run:
 
-    tuning      6 optimizers x {residual, free}, AdamW on the usual start; 3 rates and more; 100 steps, seed 100
-    optimizers  6 optimizers at their own rate: residual with 2 seeds, free with one; looks at all matrices; 200 steps
-    recipe      one factor at a time around the recipe, pairs that theory says interact, the recipe as published; depths
-    main        3 residual models and 3 free ones, 3 seeds, all looks, 400 steps
-    width       the best residual and the best free model at 4 widths, 200 steps
+    gated-tuning  with a gate: 6 optimizers x {residual, free}, AdamW on the usual start; rates; 100 steps, seed 100
+    gated         with a gate: the arms of main at these rates, one seed, two of them three; 400 steps
+    tuning        6 free optimizers and the residual arms of main: 3 rates and more; 200 steps, seed 100
+    optimizers    6 optimizers at their own rate: residual (gated), 2 seeds, and free, one; all matrices; 200 steps
+    recipe        one factor at a time around the recipe, pairs that theory says interact, as published; depths
+    main          3 residual models and 3 free ones, 3 seeds, all looks, 400 steps
+    width         the best residual and the best free model at 4 widths, 200 steps
+
+Feedforwards have no gate, as the published list of matrices has none, but for the stages that say so.
 
 *Free* means without residual connections and with our start: all matrices scaled semi-orthogonal, ``W_K = W_Q``,
 attention logits doubled and then multiplied by ``1.03**layer``, so that each token first attends to itself (chapter
@@ -33,22 +37,24 @@ from residlab.training.optimizer_config import Kind, OptimizerConfig
 
 Options = Mapping[str, Any]
 
-RESIDUAL: Options = MappingProxyType({"initialization": "orthogonal"})
-PLAIN: Options = MappingProxyType({"initialization": "gpt2-scaled"})
+NO_GATE: Options = MappingProxyType({"feedforward": "gelu"})
+GATE: Options = MappingProxyType({"feedforward": "swiglu"})
+RESIDUAL: Options = MappingProxyType({**NO_GATE, "initialization": "orthogonal"})
+PLAIN: Options = MappingProxyType({**NO_GATE, "initialization": "gpt2-scaled"})
 """A residual model as everybody starts it."""
-PUBLISHED: Options = MappingProxyType({"residual": False, "initialization": "orthogonal", "temperature_base": 1.03})
+PUBLISHED: Options = MappingProxyType({**RESIDUAL, "residual": False, "temperature_base": 1.03})
 FREE: Options = MappingProxyType({**PUBLISHED, "initialization": "orthogonal-shared-qk", "logit_scale": 2.0})
 ARMS: Mapping[str, Options] = MappingProxyType({"residual": RESIDUAL, "plain": PLAIN, "free": FREE})
 
 OPTIMIZERS: tuple[Kind, ...] = ("adamw", "signgd", "muon", "soap", "shampoo", "kl-shampoo")
 SPECTRAL: tuple[Kind, ...] = ("muon", "soap", "shampoo", "kl-shampoo")
 COORDINATEWISE: tuple[Kind, ...] = ("adamw", "signgd")
-TUNED: tuple[tuple[str, Kind], ...] = (
+GATED_TUNED: tuple[tuple[str, Kind], ...] = (
     *(("residual", kind) for kind in OPTIMIZERS),
     *(("free", kind) for kind in OPTIMIZERS),
     ("plain", "adamw"),
 )
-FIRST_RATES: Mapping[str, tuple[float, ...]] = MappingProxyType(
+GATED_FIRST_RATES: Mapping[str, tuple[float, ...]] = MappingProxyType(
     {
         "adamw": (1e-3, 2e-3, 4e-3),
         "signgd": (2.5e-4, 5e-4, 1e-3),
@@ -58,8 +64,25 @@ FIRST_RATES: Mapping[str, tuple[float, ...]] = MappingProxyType(
         "kl-shampoo": (1.5e-3, 3e-3, 6e-3),
     }
 )
+FIRST_RATES: Mapping[tuple[str, Kind], tuple[float, ...]] = MappingProxyType(
+    {
+        ("plain", "adamw"): (2e-3, 4e-3, 8e-3),
+        ("residual", "muon"): (2e-2, 4e-2, 8e-2),
+        ("residual", "kl-shampoo"): (6e-3, 12e-3, 24e-3),
+        ("free", "muon"): (5e-3, 1e-2, 2e-2),
+        ("free", "kl-shampoo"): (1.5e-3, 3e-3, 6e-3),
+        ("free", "soap"): (0.75e-3, 1.5e-3, 3e-3),
+        ("free", "adamw"): (0.5e-3, 1e-3, 2e-3),
+        ("free", "signgd"): (1.25e-4, 2.5e-4, 5e-4),
+        ("free", "shampoo"): (1.5e-2, 3e-2, 6e-2),
+    }
+)
+"""Around what the stage ``gated-tuning`` found."""
+TUNED = tuple(FIRST_RATES)
 RATE_LIMIT = 16.0
 """A grid does not go beyond its first rates by more than this factor."""
+EQUAL = 0.002
+"""Losses of two rates that differ by less, bits per byte, are equal: the lower rate is taken, and the grid goes on."""
 FREQUENCIES: Mapping[str, int] = MappingProxyType({"soap": 10, "shampoo": 5, "kl-shampoo": 5})
 """Steps between new eigenbases, chosen so that no step takes three times one of AdamW."""
 REST_RATE = 2e-3
@@ -74,6 +97,8 @@ MAIN: tuple[tuple[str, Kind], ...] = (
     ("free", "kl-shampoo"),
     ("free", "soap"),
 )
+THRICE: tuple[tuple[str, Kind], ...] = (("residual", "muon"), ("free", "muon"))
+"""Of ``gated``, those with all seeds."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +111,7 @@ class Size:
     context: int
     batch: int
     steps: int
-    """Of ``main``; ``optimizers``, ``recipe`` and ``width`` take half as many, ``tuning`` a quarter."""
+    """Of ``main`` and ``gated``; the others take half as many, ``gated-tuning`` a quarter."""
     init_std: float
     """Standard deviation of embeddings, and of the usual start's matrices."""
     precision: str = "float32"
@@ -156,32 +181,30 @@ def config(profile: str, arm: Options, kind: Kind, lr: float, seed: int, **chang
 # --- Rates
 
 
-def tuned(found: Found, arm: str, kind: Kind) -> dict[float, float]:
-    """Return learning rate -> bits per byte in ``tuning``, for an arm and an optimizer."""
+def tuned(found: Found, arm: str, kind: Kind, stage: str = "tuning") -> dict[float, float]:
+    """Return learning rate -> bits per byte in ``tuning`` or ``gated-tuning``, for an arm and an optimizer."""
     return scores_by_rate(
-        record
-        for record in found.stage("tuning")
-        if arm_of(record) == arm and record.config["optimizer"]["kind"] == kind
+        record for record in found.stage(stage) if arm_of(record) == arm and record.config["optimizer"]["kind"] == kind
     )
 
 
-def own_rate(found: Found, arm: str, kind: Kind) -> float:
-    """Return the rate with the lowest loss in ``tuning``.
+def own_rate(found: Found, arm: str, kind: Kind, stage: str = "tuning") -> float:
+    """Return the rate with the lowest loss in ``tuning`` or ``gated-tuning``.
 
     Raises
     ------
     ResidlabError
         If there are no records of it.
     """
-    scores = tuned(found, arm, kind)
+    scores = tuned(found, arm, kind, stage)
     if not scores:
-        raise ResidlabError(f"no record of tuning {kind}, {arm}: run the stage tuning first")
-    return best_rate(scores)
+        raise ResidlabError(f"no record of {stage} {kind}, {arm}: run the stage {stage} first")
+    return best_rate(scores, equal=EQUAL)
 
 
 def best_optimizer(found: Found, residual: bool) -> tuple[str, Kind]:
-    """Return the arm and the optimizer whose best rate had the lowest loss in ``tuning``."""
-    candidates = [(arm, kind) for arm, kind in TUNED if (arm == "free") is not residual]
+    """Return the arm and the optimizer of ``main`` whose best rate had the lowest loss in ``tuning``."""
+    candidates = [(arm, kind) for arm, kind in MAIN if (arm == "free") is not residual]
     return min(candidates, key=lambda each: tuned(found, *each)[own_rate(found, *each)])
 
 
@@ -196,17 +219,34 @@ def arm_of(record: Record) -> str:
 # --- Stages
 
 
-def _tuning(profile: str, found: Found) -> list[TrainConfig]:
+def _wanted(first: tuple[float, ...], scores: Mapping[float, float]) -> list[float]:
+    return wanted_rates(first, scores, (first[0] / RATE_LIMIT, first[-1] * RATE_LIMIT), equal=EQUAL)
+
+
+def _gated_tuning(profile: str, found: Found) -> list[TrainConfig]:
     steps = max(2, PROFILES[profile].steps // 4)
-    runs = []
-    for arm, kind in TUNED:
-        first = FIRST_RATES[kind]
-        limits = first[0] / RATE_LIMIT, first[-1] * RATE_LIMIT
-        rates = wanted_rates(first, tuned(found, arm, kind), limits)
-        runs += [
-            config(profile, ARMS[arm], kind, rate, TUNING_SEED, steps=steps, probes_last=("weights",)) for rate in rates
-        ]
-    return runs
+    return [
+        config(profile, {**ARMS[arm], **GATE}, kind, rate, TUNING_SEED, steps=steps, probes_last=("weights",))
+        for arm, kind in GATED_TUNED
+        for rate in _wanted(GATED_FIRST_RATES[kind], tuned(found, arm, kind, "gated-tuning"))
+    ]
+
+
+def _gated(profile: str, found: Found) -> list[TrainConfig]:
+    return [
+        config(profile, {**ARMS[arm], **GATE}, kind, own_rate(found, arm, kind, "gated-tuning"), seed, **_all(profile))
+        for seed in SEEDS
+        for arm, kind in MAIN
+        if seed == SEEDS[0] or (arm, kind) in THRICE
+    ]
+
+
+def _tuning(profile: str, found: Found) -> list[TrainConfig]:
+    return [
+        config(profile, ARMS[arm], kind, rate, TUNING_SEED, probes_last=("weights",))
+        for arm, kind in TUNED
+        for rate in _wanted(FIRST_RATES[arm, kind], tuned(found, arm, kind))
+    ]
 
 
 def _optimizers(profile: str, found: Found) -> list[TrainConfig]:
@@ -216,11 +256,14 @@ def _optimizers(profile: str, found: Found) -> list[TrainConfig]:
         "probes": ("weights",), "probe_at": (0,), "probe_every": every,
         "evaluate_every": every, "evaluation_tokens": size.evaluation_tokens // 4,
     }  # fmt: skip
-    return [
-        config(profile, ARMS[arm], kind, own_rate(found, arm, kind), seed, **looks)
-        for arm, seeds in (("residual", SEEDS[:2]), ("free", SEEDS[:1]))
-        for seed in seeds
+    gated = {**RESIDUAL, **GATE}
+    residual = [
+        config(profile, gated, kind, own_rate(found, "residual", kind, "gated-tuning"), seed, **looks)
+        for seed in SEEDS[:2]
         for kind in OPTIMIZERS
+    ]
+    return residual + [
+        config(profile, FREE, kind, own_rate(found, "free", kind), SEEDS[0], **looks) for kind in OPTIMIZERS
     ]
 
 
@@ -288,17 +331,25 @@ def _recipe(profile: str, found: Found) -> list[TrainConfig]:
     return list(variants(profile, found).values())
 
 
-def _main(profile: str, found: Found) -> list[TrainConfig]:
+def _all(profile: str) -> dict[str, Any]:
+    """Return the fields of a run of ``main``: all steps, all looks."""
     steps = PROFILES[profile].steps
+    return {
+        "steps": steps,
+        "probes": ("stream", "weights", "attention", "gradients"),
+        "probes_last": ("quantization",),
+        "probe_at": (0,),
+        "probe_every": max(1, steps // 10),
+        "checkpoint_every": max(1, steps // 2),
+    }
+
+
+def _main(profile: str, found: Found) -> list[TrainConfig]:
     return [
-        config(
-            profile, ARMS[arm], kind, own_rate(found, arm, kind), seed,
-            steps=steps, probes=("stream", "weights", "attention", "gradients"), probes_last=("quantization",),
-            probe_at=(0,), probe_every=max(1, steps // 10), checkpoint_every=max(1, steps // 2),
-        )
+        config(profile, ARMS[arm], kind, own_rate(found, arm, kind), seed, **_all(profile))
         for seed in SEEDS
         for arm, kind in MAIN
-    ]  # fmt: skip
+    ]
 
 
 def _width(profile: str, found: Found) -> list[TrainConfig]:
@@ -316,7 +367,9 @@ def _width(profile: str, found: Found) -> list[TrainConfig]:
 
 
 STAGES = (
-    Stage("tuning", "a learning rate for each optimizer, with and without residual connections", _tuning),
+    Stage("gated-tuning", "with a gate: a learning rate for each optimizer, with and without residual", _gated_tuning),
+    Stage("gated", "with a gate: the arms of main, one seed, two of them three, all looks", _gated),
+    Stage("tuning", "a learning rate for each optimizer without residual connections, and for main", _tuning),
     Stage("optimizers", "what each optimizer makes of orthogonal matrices, at its own rate", _optimizers),
     Stage("recipe", "the recipe and what it is without each of its parts; depths; one seed", _recipe),
     Stage("main", "three residual and three free models, three seeds, all looks", _main),

@@ -286,3 +286,26 @@ def unigram_nats(train: NDArray[np.integer], held_out: NDArray[np.integer], voca
     counts = np.bincount(np.asarray(train), minlength=vocabulary) + 1.0
     logs = np.log(counts / counts.sum())
     return float(-logs[np.asarray(held_out)].mean())
+
+
+def bigram_bits(train: NDArray[np.integer], held_out: NDArray[np.integer], vocabulary: int) -> float:
+    """Return the loss, bits per token, of predicting each token by how often it followed the one before it.
+
+    Frequencies of pairs in the training text, plus a tenth.
+
+    Parameters
+    ----------
+    train, held_out
+        Token ids.
+    vocabulary
+        How many there are.
+    """
+    ids, seen = np.asarray(train, np.int64), np.asarray(held_out, np.int64)
+    pairs = np.bincount(ids[:-1] * vocabulary + ids[1:], minlength=vocabulary**2).reshape(vocabulary, vocabulary) + 0.1
+    logs = np.log2(pairs / pairs.sum(axis=1, keepdims=True))
+    return float(-logs[seen[:-1], seen[1:]].mean())
+
+
+def is_muon(record: Record) -> bool:
+    """Return whether Muon trained a run's matrices."""
+    return bool(record.config["optimizer"]["kind"] == "muon")

@@ -22,11 +22,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import yaml
 
 from residlab.errors import ResidlabError
+from residlab.experiments.measurement import Measurement
 from residlab.experiments.probes import probes_named
 from residlab.experiments.record import Record, Records
 from residlab.experiments.training_run import run_hash, train
@@ -37,15 +38,20 @@ from residlab.training.trainer import default_fabric
 KEYS = ("experiment", "base", "grid")
 
 
+Task = TrainConfig | Measurement
+"""What has a record when it is done."""
+AnyTask = TypeVar("AnyTask", bound=Task, covariant=True)
+
+
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Generic[AnyTask]):
     """An experiment's name and its configurations, each once."""
 
     experiment: str
-    configs: tuple[TrainConfig, ...]
+    configs: tuple[AnyTask, ...]
 
 
-def read_sweep(file: Path) -> Sweep:
+def read_sweep(file: Path) -> Sweep[TrainConfig]:
     """Return the sweep that a YAML file describes; a file without a grid describes one run.
 
     Raises
@@ -137,7 +143,7 @@ def _with(base: dict[str, Any], setting: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_sweep(
-    sweep: Sweep,
+    sweep: Sweep[Task],
     records: Records,
     *,
     cache: Path | None = None,
@@ -170,7 +176,9 @@ def run_sweep(
     ResidlabError
         If runs failed, after all others ended; or the scheduler does not answer.
     """
-    hashes = [run_hash(config, cache=cache) for config in sweep.configs]
+    hashes = [
+        config.hash if isinstance(config, Measurement) else run_hash(config, cache=cache) for config in sweep.configs
+    ]
     known_hashes = {record.hash for record in records if record.experiment == sweep.experiment}
     waiting = [config for config, name in zip(sweep.configs, hashes, strict=True) if name not in known_hashes]
     known = len(sweep.configs) - len(waiting)
@@ -182,7 +190,7 @@ def run_sweep(
             done += 1
             if isinstance(outcome, Record):
                 records.add(outcome)
-                say(f"residlab: {done}/{len(waiting)}: {outcome.hash}: {score(outcome)}")
+                say(f"residlab: {done}/{len(waiting)}: {outcome.hash}: {score(config, outcome)}")
             else:
                 name = hashes[sweep.configs.index(config)]
                 failures.append(f"{name}: {outcome}")
@@ -193,14 +201,24 @@ def run_sweep(
     return [found[name] for name in hashes]
 
 
-def score(record: Record) -> str:
-    """Return a record's main figure for people."""
+def about(task: Task) -> str:
+    """Return what is run, for people."""
+    if isinstance(task, Measurement):
+        return task.about()
+    model, optimizer = task.model, task.optimizer
+    return f"{model.norm.kind:<9} {model.depth:>3} layers  lr {optimizer.lr:<7g} seed {task.seed}"
+
+
+def score(task: Task, record: Record) -> str:
+    """Return the main figure of a task's record, for people."""
+    if isinstance(task, Measurement):
+        return task.score(record.metrics)
     bits = record.metrics["bits_per_byte"]
     return "diverged" if bits is None else f"{bits:.4f} bits per byte"
 
 
-_Outcome = tuple[TrainConfig, "Record | str"]
-_Submit = Callable[[str, list[TrainConfig], "Path | None"], Iterator[_Outcome]]
+_Outcome = tuple[Task, "Record | str"]
+_Submit = Callable[[str, list[Task], "Path | None"], Iterator[_Outcome]]
 
 
 @contextmanager
@@ -214,7 +232,7 @@ def _workers(scheduler: str | None, jobs: int, strategy: Strategy) -> Iterator[_
     except ImportError as error:
         raise ResidlabError("several runs at once need joblib: pip install residlab[training]") from error
 
-    def submit(experiment: str, configs: list[TrainConfig], cache: Path | None) -> Iterator[_Outcome]:
+    def submit(experiment: str, configs: list[Task], cache: Path | None) -> Iterator[_Outcome]:
         import torch
 
         threads = None if scheduler else max(1, torch.get_num_threads() // jobs)
@@ -237,13 +255,15 @@ def _workers(scheduler: str | None, jobs: int, strategy: Strategy) -> Iterator[_
         yield submit
 
 
-def _run(experiment: str, config: TrainConfig, cache: Path | None, threads: int | None, strategy: Strategy) -> _Outcome:
+def _run(experiment: str, config: Task, cache: Path | None, threads: int | None, strategy: Strategy) -> _Outcome:
     """Run one configuration; a failure comes back as its message, so that the others go on."""
     import torch
 
     if threads is not None:
         torch.set_num_threads(threads)
     try:
+        if isinstance(config, Measurement):
+            return config, config.perform(experiment, cache=cache)
         return config, train(experiment, config, cache=cache, fabric=default_fabric(config, strategy))
     except ResidlabError as error:
         return config, str(error)

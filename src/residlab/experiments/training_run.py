@@ -14,6 +14,7 @@ from residlab.errors import ResidlabError
 from residlab.experiments.departure import departure_probe
 from residlab.experiments.probes import held_out, probes_named
 from residlab.experiments.record import Record
+from residlab.experiments.recorded import recipe
 from residlab.models.files import load_weights
 from residlab.models.generation import generate
 from residlab.models.transformer import Transformer
@@ -88,11 +89,23 @@ def started(name: str, *, cache: Path | None = None) -> Checkpoint:
     if found is not None and found.step >= found.config["steps"]:
         return found
     state = "is not in" if found is None else f"has come to step {found.step} of {found.config['steps']} in"
-    raise ResidlabError(
-        f"the run {name}, from which training was to start, {state} the cache {root}: name the cache that has it with "
-        "--cache-dir, or make it with residlab run and the experiment or file that it belongs to (those of the book's "
-        "chapters: residlab run bhyt-depth), with a new file for --results, since what is recorded is not run again"
+    otherwise = (
+        "make it with residlab run and the experiment or file that it belongs to, with a new file for --results, since "
+        "what is recorded is not run again"
     )
+    raise ResidlabError(
+        f"the run {name} {state} the cache {root}: name the cache that has it with --cache-dir, or make it: "
+        f"{recipe(name) or otherwise}"
+    )
+
+
+def finished(name: str, *, cache: Path | None = None) -> tuple[TrainConfig, Transformer]:
+    """Return the configuration and the model, in evaluation mode, of a finished run; errors as `started`."""
+    found = started(name, cache=cache)
+    config = TrainConfig.from_dict(found.config)
+    model = Transformer(config.model)
+    load_weights(model, found.model)
+    return config, model.eval()
 
 
 def sampled(config: TrainConfig, tokens: int, *, cache: Path | None = None) -> str:

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from residlab.explore.explorable import Explorable, Frame, Readout, Slider
 from residlab.explore.panels import LOWER, MOVING, axis, two_panels
+from residlab.explore.random_numbers import normals
 from residlab.explore.theme import BLUE, INK, MUTED, VERMILION, decades
 from residlab.theory.kurtosis import participation, participation_mean
 from residlab.theory.kurtosis_depth import (
@@ -127,20 +128,8 @@ def _walked(d: int, a: float, b: float, depth: int) -> FloatArray:
 def _directions(d: int) -> FloatArray:
     """Return unit vectors, (ROWS, deepest, d), the same ones as the script: hashed counters, Box and Muller."""
     row, layer, pair = np.ogrid[:ROWS, :_DEEPEST, : d // 2]
-    counter = 2 * ((row * _DEEPEST + layer) * (_WIDEST // 2) + pair)
-    radius = np.sqrt(-2 * np.log(1 - _uniform(counter)))
-    angle = 2 * np.pi * _uniform(counter + 1)
-    normal = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=-1)
+    normal = normals((row * _DEEPEST + layer) * (_WIDEST // 2) + pair)
     return np.asarray(normal / np.sqrt((normal**2).sum(axis=-1, keepdims=True)))
-
-
-def _uniform(counter: np.ndarray[Any, Any]) -> FloatArray:
-    """Return the numbers in [0, 1) of the generator mulberry32 at these counts."""
-    mask = np.uint64(0xFFFFFFFF)
-    t = (counter.astype(np.uint64) + np.uint64(1)) * np.uint64(0x6D2B79F5) & mask
-    t = (t ^ (t >> np.uint64(15))) * (t | np.uint64(1)) & mask
-    t = t ^ ((t + ((t ^ (t >> np.uint64(7))) * (t | np.uint64(61)) & mask)) & mask)
-    return np.asarray((t ^ (t >> np.uint64(14))) / 2.0**32)
 
 
 def _figure() -> go.Figure:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
 from residlab.explore.explorable import Slider
 from residlab.explore.theme import template
@@ -17,6 +19,12 @@ MOVING: Mapping[str, Any] = {"x": [], "y": []}
 """Properties of a trace that the state fills (besides ``meta``, the name of its series)."""
 LOWER: Mapping[str, Any] = {"xaxis": "x2", "yaxis": "y2"}
 """Properties of a trace in the lower panel."""
+
+
+def float32_pair(values: NDArray[np.float64]) -> dict[str, NDArray[np.float32]]:
+    """Return ``high`` and ``low``, whose sum has twice float32's digits, as data for a page that reads float32."""
+    high = values.astype(np.float32)
+    return {"high": high, "low": (values - high).astype(np.float32)}
 
 
 def lam_slider(default: float) -> Slider:

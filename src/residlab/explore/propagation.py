@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
 from residlab.explore.explorable import Choice, Explorable, Frame, Readout, Slider
-from residlab.explore.panels import LOWER, MOVING, axis, two_panels
+from residlab.explore.panels import LOWER, MOVING, axis, float32_pair, two_panels
 from residlab.explore.theme import BLUE, MUTED, VERMILION
 from residlab.theory.propagation import critical_participation, kernel_coefficients, similarity_by_layer
 
 TOKENS, HEAD_DIM, WIDTH = 128, 32, 128
+FEEDFORWARDS: dict[str, str] = {"gelu": "not gated (GELU)", "swiglu": "gated (SwiGLU)"}
 SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
 BETAS = tuple(round(0.9 + i / 100, 2) for i in range(31))
 DEPTHS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0)
@@ -22,23 +24,24 @@ INITIALS = tuple(i / 20 for i in range(20))
 def propagation_explorable() -> Explorable:
     """Return the explorable of similarity by layer: the scale of logits, its growth with depth, and the start of W_K.
 
-    128 tokens, heads of 32, width 128, SwiGLU, rotary positions with base 10,000.
+    128 tokens, heads of 32, width 128, rotary positions with base 10,000.
 
     Source: chapter 10 (ours).
     """
-    coefficients = kernel_coefficients("swiglu")
-    high = coefficients.astype(np.float32)
+    coefficients = _padded([kernel_coefficients(kind) for kind in ("gelu", "swiglu")])
     return Explorable(
         name="propagation",
         title="Do tokens stay apart without residual connections?",
         alt=(
-            "Two panels against layer, {depth} layers, logits times {scale} and {beta} per layer, {start}. Above: "
+            "Two panels against layer, {depth} layers, logits times {scale} and {beta} per layer, {start}, a "
+            "feedforward that is {feedforward}. Above: "
             "the mean cosine of two tokens, {initial} in the embeddings, {end} at the end. Below: the "
             "participation of attention rows, {first} in the first layer, beside the value {critical} below which "
             "tokens that are nearly alike become more so."
         ),
         controls=(
             Choice("start", "Start", {"apart": "W_Q and W_K apart", "shared": "W_K = W_Q"}, "apart"),
+            Choice("feedforward", "Feedforward", FEEDFORWARDS, "gelu"),
             Slider("scale", "s", SCALES, 1.0, description="factor of all logits"),
             Slider("beta", "β", BETAS, 1.03, description="further factor for each layer"),
             Slider("depth", "L", DEPTHS, 12.0, "fixed0", "layers"),
@@ -59,7 +62,7 @@ def propagation_explorable() -> Explorable:
             "last; {critical} is critical."
         ),
         script="propagation",
-        data={"high": high, "low": (coefficients - high).astype(np.float32)},
+        data=float32_pair(coefficients),
         caption=(
             "Predicted, before training. Participation is one over the effective number of tokens that a row of "
             "attention averages. The gradient is what it would be if those of different tokens were uncorrelated."
@@ -67,7 +70,12 @@ def propagation_explorable() -> Explorable:
     )
 
 
-def _compute(*, start: str, scale: float, beta: float, depth: float, initial: float) -> Frame:
+def _padded(rows: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+    most = max(map(len, rows))
+    return np.array([np.pad(row, (0, most - len(row))) for row in rows])
+
+
+def _compute(*, start: str, feedforward: Any, scale: float, beta: float, depth: float, initial: float) -> Frame:
     made = similarity_by_layer(
         int(depth),
         initial=initial,
@@ -77,8 +85,9 @@ def _compute(*, start: str, scale: float, beta: float, depth: float, initial: fl
         head_dim=HEAD_DIM,
         width=WIDTH,
         shared=start == "shared",
+        feedforward=feedforward,
     )
-    critical, layers = critical_participation("swiglu"), np.arange(depth + 1)
+    critical, layers = critical_participation(feedforward), np.arange(depth + 1)
     return Frame(
         series={
             "similarity": (layers, made.similarity),

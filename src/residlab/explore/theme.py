@@ -1,13 +1,7 @@
 """The figure theme: one palette, one colour for each norm, one quiet plotly template for light and dark pages.
 
-Every colour of the palette keeps a contrast of at least 3 against white and against ``#14181e`` (WCAG 2.2, 1.4.11), and
-any two of them stay apart under simulated protanopia, deuteranopia and tritanopia; it starts from Okabe and Ito's
-palette, whose yellow, sky blue and orange are too pale for white paper. Colour is never alone: each norm also has a
-dash and a marker.
-
-The *ink* colours (`INK`, `MUTED`, `GRID`, `AXIS`, `PAPER`) are names as much as colours: a live notebook draws them as
-they stand; the book's page replaces them by the reader's light or dark theme (`roles`). Use them for whatever should
-follow the text rather than the data: reference lines, annotations, shading.
+The palette is that of `residlab.explore.palette`. Colour is never alone: each norm also has a dash and a marker. Use
+the *ink* colours for whatever should follow the text rather than the data: reference lines, annotations, shading.
 """
 
 from __future__ import annotations
@@ -18,22 +12,51 @@ import plotly.graph_objects as go
 import plotly.io as pio
 
 from residlab.explore.formats import power_of_ten
+from residlab.explore.palette import (
+    AXIS,
+    BLUE,
+    FONT_FAMILY,
+    GREEN,
+    GREY,
+    GRID,
+    INK,
+    MUTED,
+    PALETTE,
+    PAPER,
+    PINK,
+    RUST,
+    VERMILION,
+    VIOLET,
+    roles,
+)
 
-INK = "#20262e"
-MUTED = "#5b6471"
-GRID = "#e3e6eb"
-AXIS = "#aab2bd"
-PAPER = "#fefefe"
-
-BLUE = "#1B67B1"
-VERMILION = "#FF580D"
-GREEN = "#27A56A"
-VIOLET = "#9059FF"
-RUST = "#BB3A00"
-PINK = "#C47AC4"
-GREY = "#75686D"
-
-PALETTE: tuple[str, ...] = (BLUE, VERMILION, GREEN, VIOLET, RUST, PINK, GREY)
+__all__ = [
+    "AXIS",
+    "BLUE",
+    "DIVERGING",
+    "FONT_FAMILY",
+    "GREEN",
+    "GREY",
+    "GRID",
+    "HEIGHT",
+    "INK",
+    "MUTED",
+    "NORM_COLORS",
+    "NORM_DASHES",
+    "NORM_SYMBOLS",
+    "NORM_TITLES",
+    "PALETTE",
+    "PAPER",
+    "PINK",
+    "RUST",
+    "SEQUENTIAL",
+    "VERMILION",
+    "VIOLET",
+    "decades",
+    "roles",
+    "template",
+    "use_theme",
+]
 
 NORM_COLORS: dict[str, str] = {
     "layernorm": GREY,
@@ -77,15 +100,7 @@ NORM_TITLES: dict[str, str] = {
 SEQUENTIAL = "Cividis"
 DIVERGING: tuple[tuple[float, str], ...] = ((0.0, BLUE), (0.5, "#d8d8d8"), (1.0, VERMILION))
 
-FONT_FAMILY = (
-    'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", "Liberation Sans", sans-serif'
-)
 HEIGHT = 420
-
-
-def roles() -> dict[str, str]:
-    """Return what each ink colour stands for, as the page's script reads it: ``{colour: role}``."""
-    return {INK: "ink", MUTED: "muted", GRID: "grid", AXIS: "axis", PAPER: "paper"}
 
 
 def _axis() -> dict[str, object]:

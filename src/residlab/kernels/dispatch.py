@@ -55,6 +55,13 @@ def rms_norm(x: Tensor, gamma: Tensor | None = None, eps: float = 1e-6, *, backe
     References
     ----------
     Zhang and Sennrich, Root Mean Square Layer Normalization, NeurIPS 2019 (arXiv 1910.07467).
+
+    Examples
+    --------
+    >>> rms_norm(torch.tensor([3.0, 4, 0, 0]), eps=0.0)
+    tensor([1.2000, 1.6000, 0.0000, 0.0000])
+    >>> rms_norm(torch.tensor([300.0, 400, 0, 0], dtype=torch.float16))  # squares are taken in float32
+    tensor([1.2002, 1.5996, 0.0000, 0.0000], dtype=torch.float16)
     """
     _check(x, eps=eps, gamma=gamma)
     return _choose(backend, x).rms_norm(x, gamma, eps)
@@ -81,6 +88,12 @@ def add_rms_norm(
     ------
     ValueError, TypeError
         As in `rms_norm`; also if ``residual`` has another shape than ``x``.
+
+    Examples
+    --------
+    >>> y, z = add_rms_norm(torch.tensor([3.0, 0, 0, 0]), torch.tensor([0.0, 4, 0, 0]), eps=0.0)
+    >>> y, z
+    (tensor([1.2000, 1.6000, 0.0000, 0.0000]), tensor([3., 4., 0., 0.]))
     """
     _check(x, eps=eps, gamma=gamma)
     _check_residual(x, residual)
@@ -122,6 +135,11 @@ def dyt(
     References
     ----------
     Zhu et al., Transformers without Normalization, CVPR 2025 (arXiv 2503.10622).
+
+    Examples
+    --------
+    >>> dyt(torch.tensor([-100.0, 0, 1]), alpha=0.5)
+    tensor([-1.0000,  0.0000,  0.4621])
     """
     _check(x, gamma=gamma, beta=beta)
     _check_scalar("alpha", alpha)
@@ -176,6 +194,12 @@ def bhyt_exact(
     References
     ----------
     arXiv 2601.09719, the exact variant; the mean-free form is that of the authors' code.
+
+    Examples
+    --------
+    >>> y, statistic = bhyt_exact(torch.tensor([3.0, 4, 0, 0]), None, 2.0, kappa=10.0, eps=0.0)
+    >>> y, statistic.spread  # tanh(0.2 * 1.2), tanh(0.2 * 1.6)
+    (tensor([0.2355, 0.3095, 0.0000, 0.0000]), tensor([6.2500]))
     """
     _check(x, kappa=kappa, eps=eps, gamma=gamma)
     _check_scalar("lam", lam)
@@ -229,6 +253,14 @@ def bhyt_approximate(
     References
     ----------
     arXiv 2601.09719, the block-level variance approximation.
+
+    Examples
+    --------
+    >>> x, branch = torch.tensor([3.0, 4, 0, 0]), torch.tensor([0.0, 0, 1, -1])
+    >>> _, statistic = bhyt_exact(x, None, 2.0, eps=0.0)
+    >>> y, z = bhyt_approximate(x, None, 2.0, statistic, increment=0.5, residual=branch, eps=0.0)
+    >>> torch.allclose(y, bhyt_exact(x + branch, None, 2.0, eps=0.0)[0])  # the branch did add 0.5
+    True
     """
     _check(x, kappa=kappa, eps=eps, gamma=gamma)
     _check_scalar("lam", lam)

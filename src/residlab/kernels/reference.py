@@ -23,6 +23,12 @@ class TokenStatistic(NamedTuple):
         Second moment ``mean x^2`` (mean-free) or population variance (centred).
     mean : Tensor of shape (..., 1), or None
         Mean of the token (centred), None (mean-free).
+
+    Examples
+    --------
+    >>> statistic = TokenStatistic(spread=torch.tensor([[6.25]]), mean=None)  # mean-free
+    >>> statistic.spread.shape
+    torch.Size([1, 1])
     """
 
     spread: Tensor

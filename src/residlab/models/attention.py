@@ -1,11 +1,11 @@
 """Causal self-attention with grouped key-value heads, rotary positions and a cache."""
 
-import math
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
+from residlab.models.arithmetic import TORCH, Arithmetic
 from residlab.models.config import ModelConfig
 
 
@@ -21,6 +21,17 @@ class KVCache:
         ``2 depth batch kv_heads capacity head_dim`` numbers.
     dtype, device
         Those of the model's activations.
+
+    Examples
+    --------
+    >>> from residlab.models.config import ModelConfig
+    >>> from residlab.models.transformer import Transformer
+    >>> config = ModelConfig(depth=2, width=32, heads=2, vocabulary=50, context=16)
+    >>> model, tokens = Transformer(config, seed=0), torch.arange(6)[None]
+    >>> cache = KVCache(config, batch=1, capacity=6)
+    >>> steps = [model(tokens[:, t : t + 1], cache=cache) for t in range(6)]
+    >>> torch.allclose(torch.cat(steps, 1), model(tokens), atol=1e-6)
+    True
     """
 
     def __init__(
@@ -54,18 +65,18 @@ def rotary_table(positions: Tensor, head_dim: int, base: float, dtype: torch.dty
     """Return cosines and sines of the rotary angles ``position base**(-2i/head_dim)``, (..., T, head_dim/2) each.
 
     In float64 for a float64 model, otherwise in float32, whatever ``dtype``. Source: Su et al., arXiv 2104.09864.
+
+    Examples
+    --------
+    >>> cos, sin = rotary_table(torch.arange(2), head_dim=4, base=100.0, dtype=torch.float32)
+    >>> torch.atan2(sin, cos)  # position / 100**(2i/4)
+    tensor([[0.0000, 0.0000],
+            [1.0000, 0.1000]])
     """
     precise = torch.float64 if dtype == torch.float64 else torch.float32
     exponents = torch.arange(0, head_dim, 2, dtype=precise, device=positions.device) / head_dim
     angles = positions[..., None].to(precise) * (1.0 / base**exponents)
     return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate entries i and i + head_dim/2 of each head together, x of shape (B, heads, T, head_dim)."""
-    cos, sin = (part.unsqueeze(-3) for part in table)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -79,6 +90,15 @@ class Attention(nn.Module):
         The model's.
     layer
         From 1.
+
+    Examples
+    --------
+    >>> from residlab.models.config import ModelConfig
+    >>> attention = Attention(ModelConfig(depth=2, width=32, heads=2, vocabulary=50), layer=1)
+    >>> x = torch.randn(1, 5, 32)
+    >>> y, rows = attention(x, return_rows=True)
+    >>> y.shape, rows.sum(-1).allclose(torch.ones(1, 2, 5)), rows[0, 0, 0, 1:].abs().max().item()  # causal
+    (torch.Size([1, 5, 32]), True, 0.0)
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
@@ -98,6 +118,7 @@ class Attention(nn.Module):
         mask: Tensor | None = None,
         cache: KVCache | None = None,
         return_rows: bool = False,
+        arithmetic: Arithmetic = TORCH,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend.
 
@@ -112,41 +133,23 @@ class Attention(nn.Module):
             Holds earlier tokens; the new ones are added.
         return_rows
             Whether to take the explicit path, which makes the attention weights.
+        arithmetic
+            What computes.
 
         Returns
         -------
         output, (B, T, width), and the attention weights, (B, heads, T, keys), or None
         """
         B, T, _ = x.shape
-        q = self.W_Q(x).view(B, T, self.heads, self.head_dim).transpose(1, 2)
-        k = self.W_K(x).view(B, T, self.kv_heads, self.head_dim).transpose(1, 2)
-        v = self.W_V(x).view(B, T, self.kv_heads, self.head_dim).transpose(1, 2)
+        q = arithmetic.linear(self.W_Q, x).view(B, T, self.heads, self.head_dim).transpose(1, 2)
+        k = arithmetic.linear(self.W_K, x).view(B, T, self.kv_heads, self.head_dim).transpose(1, 2)
+        v = arithmetic.linear(self.W_V, x).view(B, T, self.kv_heads, self.head_dim).transpose(1, 2)
         if rotary is not None:
-            q, k = rotate(q, rotary), rotate(k, rotary)
+            q, k = arithmetic.rotate(q, rotary), arithmetic.rotate(k, rotary)
         if cache is not None:
             k, v = cache.extend(self.layer - 1, k, v)
-        if return_rows:
-            y, rows = self._explicit(q, k, v, mask)
-        else:
-            grouped = self.heads != self.kv_heads
-            causal = mask is None and T > 1
-            y = nn.functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=causal, scale=self.scale, enable_gqa=grouped
-            )
-            rows = None
-        return self.W_O(y.transpose(1, 2).flatten(2)), rows
-
-    def _explicit(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        group = self.heads // self.kv_heads
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        logits = (q @ k.transpose(-1, -2)) * self.scale
-        if mask is None:
-            queries, keys = logits.shape[-2:]
-            mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
-        # Softmax in float32 at least: its sum has as many terms as there are keys.
-        precise = logits if logits.dtype == torch.float64 else logits.float()
-        rows = precise.masked_fill(~mask, -math.inf).softmax(dim=-1)
-        return rows.to(v.dtype) @ v, rows
+        y, rows = arithmetic.attend(q, k, v, mask, self.scale, return_rows)
+        return arithmetic.linear(self.W_O, y.transpose(1, 2).flatten(2)), rows
 
     def value_output_gram(self, gamma: Tensor) -> Tensor:
         """Return `value_output_gram` of this module's weights."""
@@ -172,6 +175,13 @@ def value_output_gram(W_V: Tensor, W_O: Tensor, gamma: Tensor, head_dim: int) ->
         The gain in front of them.
     head_dim
         Size of a head.
+
+    Examples
+    --------
+    >>> gram = value_output_gram(torch.eye(4), torch.eye(4), torch.ones(4), head_dim=2)
+    >>> gram  # the maps of two heads are orthogonal
+    tensor([[2., 0.],
+            [0., 2.]])
     """
     precise = torch.promote_types(W_V.dtype, torch.float32)
     with _full_precision(W_V):
@@ -185,7 +195,13 @@ def value_output_gram(W_V: Tensor, W_O: Tensor, gamma: Tensor, head_dim: int) ->
 
 @torch.no_grad()
 def value_output_energy(W_V: Tensor, W_O: Tensor, gamma: Tensor, head_dim: int) -> Tensor:
-    """Return ``||diag(gamma) W_V W_O||_F**2``, the sum of `value_output_gram` at a fraction of its cost."""
+    """Return ``||diag(gamma) W_V W_O||_F**2``, the sum of `value_output_gram` at a fraction of its cost.
+
+    Examples
+    --------
+    >>> value_output_energy(2 * torch.eye(4), torch.eye(4), torch.ones(4), head_dim=2).item()
+    16.0
+    """
     precise = torch.promote_types(W_V.dtype, torch.float32)
     with _full_precision(W_V):
         V = W_V.to(precise) * gamma.to(precise)  # (kv_heads head_dim, width)

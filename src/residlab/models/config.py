@@ -39,7 +39,13 @@ hash changes because there is one more option."""
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNormOptions:
-    """LayerNorm (Ba et al. 2016): ``gamma (x - mean) / sqrt(var + eps) + beta``."""
+    """LayerNorm (Ba et al. 2016): ``gamma (x - mean) / sqrt(var + eps) + beta``.
+
+    Examples
+    --------
+    >>> LayerNormOptions(bias=False)
+    LayerNormOptions(eps=1e-05, bias=False)
+    """
 
     kind: ClassVar[str] = "layernorm"
     eps: float = 1e-5
@@ -56,6 +62,11 @@ class RMSNormOptions:
 
     ``gain_*`` are the first values of ``gamma`` in front of each sublayer. With ``lam/kappa`` there it is BHyT without
     the tanh, up to third order: the control of what bounding does.
+
+    Examples
+    --------
+    >>> ModelConfig(depth=2, width=64, heads=4, vocabulary=256).norm == RMSNormOptions()  # the default
+    True
     """
 
     kind: ClassVar[str] = "rmsnorm"
@@ -73,6 +84,11 @@ class PeriLNOptions:
     """Peri-LN (Kim et al., arXiv 2502.02732): an RMSNorm in front of each sublayer and one behind it.
 
     ``embedding_norm`` normalises the embeddings too, which the paper leaves open.
+
+    Examples
+    --------
+    >>> norm_options("peri-ln", embedding_norm=True)
+    PeriLNOptions(eps=1e-05, embedding_norm=True)
     """
 
     kind: ClassVar[str] = "peri-ln"
@@ -89,6 +105,11 @@ class LNSOptions:
     """Layer-norm scaling (Sun et al., arXiv 2502.05795): RMSNorm divided by ``sqrt(layer)``, layers from 1.
 
     The final norm is not scaled.
+
+    Examples
+    --------
+    >>> LNSOptions.kind, LNSOptions().eps
+    ('lns', 1e-05)
     """
 
     kind: ClassVar[str] = "lns"
@@ -105,6 +126,11 @@ class DyTOptions:
     ``alpha_*`` are its first values at the three sites; the paper's LLaMAs use larger ones in front of attention than
     elsewhere, and smaller ones the wider the model. ``embedding_scale`` multiplies the embeddings by a learnt scalar
     that starts at ``sqrt(width)``, as the paper's LLaMAs do.
+
+    Examples
+    --------
+    >>> norm_options("dyt", alpha_attention=0.8).alpha_feedforward
+    0.5
     """
 
     kind: ClassVar[str] = "dyt"
@@ -137,6 +163,11 @@ class BHyTStarOptions:
         authors' code, ``s`` is the root mean square and ``mu`` zero.
     eps
         Added to ``s**2`` under the root.
+
+    Examples
+    --------
+    >>> norm_options("bhyt*", p=0.75).kappa
+    2.0
     """
 
     kind: ClassVar[str] = "bhyt*"
@@ -174,6 +205,12 @@ class BHyTOptions(BHyTStarOptions):
         a number n, whenever ``Transformer.refresh(step)`` is called with a multiple of n; ``"construction"``, as in the
         authors' code, never, not even for the initial weights: it is that of the weights which torch gives its linear
         layers when they are made, uniform in ``+-1/sqrt(fan in)``, and which the initialization then replaces.
+
+    Examples
+    --------
+    >>> options = norm_options("bhyt", lam_attention=3.0)
+    >>> options.lam_attention, options.lam_feedforward, options.kappa, options.averaged, options.refresh
+    (3.0, 1.0, 10.0, 'context', 'forward')
     """
 
     kind: ClassVar[str] = "bhyt"
@@ -216,6 +253,15 @@ def norm_options(kind: str, **options: Any) -> NormOptions:
     ------
     ResidlabError
         If the kind or an option is unknown, a value is out of range, or ``p`` and ``kappa`` are both given.
+
+    Examples
+    --------
+    >>> norm_options("lns", eps=1e-6)
+    LNSOptions(eps=1e-06)
+    >>> norm_options("bhyt", lam_attention=-1)
+    Traceback (most recent call last):
+        ...
+    residlab.errors.ResidlabError: lam_attention must be a finite number > 0; got -1
     """
     if kind not in NORMS:
         raise ResidlabError(f"norm must be one of {', '.join(NORMS)}; got {kind!r}")
@@ -261,6 +307,14 @@ class ModelConfig:
         Another factor of all attention logits.
     initialization, init_std
         See `residlab.models.init`; ``init_std`` is that of embeddings and of GPT-2's matrices.
+
+    Examples
+    --------
+    >>> config = ModelConfig(depth=2, width=64, heads=4, vocabulary=256, norm=norm_options("bhyt"), kv_heads=2)
+    >>> config.head_dim, config.feedforward_width
+    (16, 176)
+    >>> ModelConfig.from_dict(config.to_dict()) == config
+    True
     """
 
     depth: int

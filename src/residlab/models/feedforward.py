@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from residlab.models.arithmetic import TORCH, Arithmetic
 from residlab.models.config import ModelConfig
 
 
@@ -12,6 +13,13 @@ class Feedforward(nn.Module):
     ----------
     config
         The model's: ``feedforward`` names the function, ``gelu-tanh`` GPT-2's approximation of the second.
+
+    Examples
+    --------
+    >>> from residlab.models.config import ModelConfig
+    >>> feedforward = Feedforward(ModelConfig(depth=2, width=64, heads=4, vocabulary=256))
+    >>> feedforward(torch.zeros(3, 64)).shape, tuple(feedforward.W_gate.weight.shape)  # 8/3 of 64, rounded up to 8
+    (torch.Size([3, 64]), (176, 64))
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -22,9 +30,9 @@ class Feedforward(nn.Module):
         self.W_down = nn.Linear(inner, config.width, bias=config.bias)
         self.approximate = "tanh" if config.feedforward == "gelu-tanh" else "none"
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, arithmetic: Arithmetic = TORCH) -> Tensor:
         """Map (..., width) to (..., width)."""
-        up = self.W_up(x)
+        up = arithmetic.linear(self.W_up, x)
         if self.W_gate is None:
-            return self.W_down(nn.functional.gelu(up, approximate=self.approximate))  # type: ignore[no-any-return]
-        return self.W_down(nn.functional.silu(self.W_gate(x)) * up)  # type: ignore[no-any-return]
+            return arithmetic.linear(self.W_down, arithmetic.gelu(up, self.approximate))
+        return arithmetic.linear(self.W_down, arithmetic.swiglu(arithmetic.linear(self.W_gate, x), up))

@@ -26,6 +26,15 @@ def save_model(model: Transformer, folder: str | os.PathLike[str]) -> None:
     ------
     ResidlabError
         If the folder holds something else, or cannot be written.
+
+    Examples
+    --------
+    >>> from residlab.models.config import ModelConfig
+    >>> from residlab.models.transformer import Transformer
+    >>> model = Transformer(ModelConfig(depth=1, width=32, heads=2, vocabulary=50, context=16), seed=0)
+    >>> save_model(model, "saved")
+    >>> sorted(path.name for path in Path("saved").iterdir())
+    ['config.json', 'model.safetensors']
     """
     with replaced_folder(folder) as staging:
         weights = {name: tensor.detach().contiguous().cpu() for name, tensor in model.state_dict().items()}
@@ -45,6 +54,14 @@ def replaced_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
     ------
     ResidlabError
         If ``folder`` exists and is no saved model, or cannot be written.
+
+    Examples
+    --------
+    >>> with replaced_folder("folder") as new:
+    ...     _ = (new / "config.json").write_text("{}")
+    ...
+    >>> Path("folder/config.json").read_text()
+    '{}'
     """
     folder = Path(folder)
     if folder.exists():
@@ -79,6 +96,16 @@ def load_model(folder: str | os.PathLike[str], device: torch.device | str = "cpu
     ------
     ResidlabError
         If a file is missing, damaged or of another architecture, or a weight is not finite.
+
+    Examples
+    --------
+    >>> from residlab.models.config import ModelConfig
+    >>> from residlab.models.transformer import Transformer
+    >>> model = Transformer(ModelConfig(depth=1, width=32, heads=2, vocabulary=50, context=16), seed=0)
+    >>> save_model(model, "loaded")
+    >>> ids = torch.arange(8)[None]
+    >>> torch.equal(load_model("loaded")(ids), model(ids))
+    True
     """
     folder, device = Path(folder), checked_device(device)
     try:
@@ -106,6 +133,15 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
     ------
     ResidlabError
         If it is missing or damaged.
+
+    Examples
+    --------
+    >>> from residlab.models.config import ModelConfig
+    >>> from residlab.models.transformer import Transformer
+    >>> model = Transformer(ModelConfig(depth=1, width=32, heads=2, vocabulary=50, context=16), seed=0)
+    >>> save_model(model, "read")
+    >>> read_weights(Path("read/model.safetensors"))["embedding.weight"].shape
+    torch.Size([50, 32])
     """
     try:
         return load_file(file)
@@ -120,6 +156,16 @@ def load_weights(model: Transformer, weights: dict[str, torch.Tensor]) -> None:
     ------
     ResidlabError
         If a name is missing or left over, a shape differs, or a value is not finite.
+
+    Examples
+    --------
+    >>> from residlab.models.config import ModelConfig
+    >>> from residlab.models.transformer import Transformer
+    >>> config = ModelConfig(depth=1, width=32, heads=2, vocabulary=50, context=16)
+    >>> one, other = Transformer(config, seed=0), Transformer(config, seed=1)
+    >>> load_weights(other, one.state_dict())
+    >>> torch.equal(one.embedding.weight, other.embedding.weight)
+    True
     """
     wanted = model.state_dict()
     missing, unknown = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
@@ -143,6 +189,11 @@ def checked_device(device: torch.device | str) -> torch.device:
     ------
     ResidlabError
         If it has not.
+
+    Examples
+    --------
+    >>> checked_device("cpu")
+    device(type='cpu')
     """
     try:
         device = torch.device(device)

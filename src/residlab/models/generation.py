@@ -45,6 +45,17 @@ def generate(
     ------
     ResidlabError
         If a prompt is empty, a value is out of range, or the context is too short.
+
+    Examples
+    --------
+    >>> from residlab.models.config import ModelConfig
+    >>> from residlab.models.transformer import Transformer
+    >>> model = Transformer(ModelConfig(depth=2, width=32, heads=2, vocabulary=50, context=16), seed=0)
+    >>> continuations = generate(model, [[1, 2, 3], [4]], new_tokens=5)
+    >>> [len(ids) for ids in continuations]
+    [5, 5]
+    >>> generate(model, [[4]], new_tokens=5) == continuations[1:]  # the padding of a batch is not seen
+    True
     """
     rows = [list(map(int, prompt)) for prompt in prompts]
     continuations: list[list[int]] = [[] for _ in rows]
@@ -71,7 +82,17 @@ def generate_steps(
     top_p: float | None = None,
     seed: int | None = None,
 ) -> Iterator[Tensor]:
-    """Yield the next token of every prompt, (B,), ``new_tokens`` times; parameters and errors as in `generate`."""
+    """Yield the next token of every prompt, (B,), ``new_tokens`` times; parameters and errors as in `generate`.
+
+    Examples
+    --------
+    >>> from residlab.models.config import ModelConfig
+    >>> from residlab.models.transformer import Transformer
+    >>> model = Transformer(ModelConfig(depth=2, width=32, heads=2, vocabulary=50, context=16), seed=0)
+    >>> tokens = [step.item() for step in generate_steps(model, [[1, 2, 3]], 5)]
+    >>> tokens == generate(model, [[1, 2, 3]], 5)[0]
+    True
+    """
     _check(model, prompts, new_tokens, temperature, top_k, top_p)
     if not prompts or not new_tokens:
         return

@@ -30,6 +30,12 @@ def scaled_orthogonal_(weight: Tensor, generator: torch.Generator | None = None)
     ------
     ValueError
         If ``weight`` is not a matrix.
+
+    Examples
+    --------
+    >>> W = scaled_orthogonal_(torch.empty(8, 2))
+    >>> torch.allclose(W.T @ W, 4 * torch.eye(2), atol=1e-5)  # unit variance in, unit variance out
+    True
     """
     if weight.ndim != 2:
         raise ValueError(f"scaled_orthogonal_ fills a matrix; got shape {tuple(weight.shape)}")
@@ -43,7 +49,17 @@ def scaled_orthogonal_(weight: Tensor, generator: torch.Generator | None = None)
 
 @torch.no_grad()
 def initialize(model: "Transformer", seed: int | None = None) -> None:
-    """Draw all weights anew, from ``seed`` or else from torch's global generator, as the model's configuration says."""
+    """Draw all weights anew, from ``seed`` or else from torch's global generator, as the model's configuration says.
+
+    Examples
+    --------
+    >>> from residlab.models.config import ModelConfig
+    >>> from residlab.models.transformer import Transformer
+    >>> config = ModelConfig(depth=2, width=32, heads=2, vocabulary=50, initialization="orthogonal-shared-qk")
+    >>> attention = Transformer(config, seed=0).blocks[0].attention  # calls initialize(model, seed=0)
+    >>> torch.equal(attention.W_Q.weight, attention.W_K.weight)
+    True
+    """
     config = model.config
     device = model.embedding.weight.device
     if device.type == "meta":

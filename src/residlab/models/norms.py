@@ -41,6 +41,14 @@ class LayerNorm(nn.Module):
         Added to the variance.
     bias
         Whether there is a ``beta``.
+
+    Examples
+    --------
+    >>> x = torch.tensor([1.0, 2, 3, 4])
+    >>> LayerNorm(4)(x).detach()
+    tensor([-1.3416, -0.4472,  0.4472,  1.3416])
+    >>> torch.allclose(LayerNorm(4)(x), torch.nn.LayerNorm(4)(x))
+    True
     """
 
     def __init__(self, width: int, *, eps: float = 1e-5, bias: bool = True) -> None:
@@ -75,6 +83,12 @@ class RMSNorm(nn.Module):
         A constant; ``1/sqrt(layer)`` makes it layer-norm scaling (Sun et al., arXiv 2502.05795).
     gain
         First value of ``gamma``.
+
+    Examples
+    --------
+    >>> x = torch.tensor([3.0, 4, 0, 0])
+    >>> RMSNorm(4, eps=0)(x).detach(), RMSNorm(4, eps=0, scale=0.5)(x).detach()  # the second in layer 4 of LNS
+    (tensor([1.2000, 1.6000, 0.0000, 0.0000]), tensor([0.6000, 0.8000, 0.0000, 0.0000]))
     """
 
     def __init__(self, width: int, *, eps: float = 1e-5, scale: float = 1.0, gain: float = 1.0) -> None:
@@ -104,6 +118,11 @@ class DyT(nn.Module):
         First value of the scalar.
     bias
         Whether there is a ``beta``.
+
+    Examples
+    --------
+    >>> DyT(3, alpha=0.5)(torch.tensor([-100.0, 0, 1])).detach()
+    tensor([-1.0000,  0.0000,  0.4621])
     """
 
     def __init__(self, width: int, *, alpha: float = 0.5, bias: bool = False) -> None:
@@ -172,6 +191,14 @@ class BHyTStar(_Bounded):
         Which of the two formulas.
     eps
         Added to ``s**2``.
+
+    Examples
+    --------
+    >>> norm = BHyTStar(4, lam=2.0, kappa=10.0)
+    >>> norm(torch.tensor([300.0, 400, 0, 0])).detach()  # tanh(0.2 * 1.2), tanh(0.2 * 1.6)
+    tensor([0.2355, 0.3095, 0.0000, 0.0000])
+    >>> norm(torch.tensor([3.0, 4, 0, 0]), return_statistic=True)[1].spread.detach()
+    tensor([6.2500])
     """
 
     @overload
@@ -198,6 +225,14 @@ class BHyT(_Bounded):
 
     ``gamma tanh(lam z / (kappa sqrt(spread + increment + eps) + |mu|))`` (Byun et al., arXiv 2601.09719, block-level
     variance approximation; chapter 3). Parameters as in `BHyTStar`.
+
+    Examples
+    --------
+    >>> first, second = BHyTStar(4, lam=2.0), BHyT(4, lam=1.0)
+    >>> x, branch = torch.tensor([[3.0, 4, 0, 0]]), torch.tensor([[0.0, 0, 1, -1]])
+    >>> y, statistic = first(x, return_statistic=True)
+    >>> second(x + branch, statistic, increment=torch.tensor(0.5)).detach()  # 0.5 is the mean square of the branch
+    tensor([[ 0.1150,  0.1528,  0.0385, -0.0385]])
     """
 
     def forward(self, z: Tensor, statistic: TokenStatistic, increment: Tensor) -> Tensor:
@@ -230,6 +265,13 @@ def make_norm(config: ModelConfig, site: Site, layer: int = 1) -> nn.Module:
     """Return a model's norm at a site; ``layer`` counts from 1.
 
     The final norm of LNS, Peri-LN and both BHyT is a plain RMSNorm, that of DyT a DyT, as in their papers.
+
+    Examples
+    --------
+    >>> from residlab.models.config import ModelConfig, norm_options
+    >>> config = ModelConfig(depth=2, width=64, heads=4, vocabulary=256, norm=norm_options("bhyt"))
+    >>> [type(make_norm(config, site)).__name__ for site in ("attention", "feedforward", "final")]
+    ['BHyTStar', 'BHyT', 'RMSNorm']
     """
     norm, width = config.norm, config.width
     match norm:
@@ -256,7 +298,17 @@ def make_norm(config: ModelConfig, site: Site, layer: int = 1) -> nn.Module:
 
 
 def make_output_norm(config: ModelConfig) -> nn.Module | None:
-    """Return the norm behind a sublayer, which only Peri-LN has."""
+    """Return the norm behind a sublayer, which only Peri-LN has.
+
+    Examples
+    --------
+    >>> from residlab.models.config import ModelConfig, norm_options
+    >>> sizes = {"depth": 2, "width": 64, "heads": 4, "vocabulary": 256}
+    >>> make_output_norm(ModelConfig(**sizes)) is None
+    True
+    >>> make_output_norm(ModelConfig(**sizes, norm=norm_options("peri-ln"))).gamma.shape
+    torch.Size([64])
+    """
     return RMSNorm(config.width, eps=config.norm.eps) if isinstance(config.norm, PeriLNOptions) else None
 
 
@@ -286,6 +338,14 @@ def variance_increment(
         How many tokens each query sees, N of ``averaged = "position"``.
     rows : (B, heads, T, keys)
         Attention weights, for ``averaged = "rows"``.
+
+    Examples
+    --------
+    >>> from residlab.models.config import norm_options
+    >>> options = norm_options("bhyt", kappa=10.0)
+    >>> energy, lam = torch.tensor(64.0), torch.tensor([2.0])
+    >>> round(variance_increment(options, lam, 64, energy, tokens=10).item(), 6)  # 64 * 2**2 / (10**2 * 64 * 10)
+    0.004
     """
     second_moment = (lam.detach().to(constant.dtype) / options.kappa) ** 2
     if options.averaged == "rows":

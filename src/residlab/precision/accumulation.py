@@ -23,6 +23,7 @@ from residlab.precision import reference
 from residlab.precision.formats import Format, Mode
 from residlab.precision.reference import CARRIERS
 from residlab.precision.rounding import Backend, is_native, sums_in, uses_compiled
+from residlab.theory.summation import depth
 
 OrderName = Literal["recursive", "blocked", "pairwise"]
 ACCUMULATING: tuple[Mode, ...] = ("nearest", "stochastic")
@@ -43,6 +44,11 @@ class Order:
     ------
     ResidlabError
         If a value is not allowed.
+
+    Examples
+    --------
+    >>> PAIRWISE.depth(1024), RECURSIVE.depth(1024), Order("blocked", 32).depth(1024)
+    (10, 1023, 62)
     """
 
     name: OrderName
@@ -67,12 +73,7 @@ class Order:
         >>> [order.depth(1000) for order in (RECURSIVE, blocked(32), PAIRWISE)]
         [999, 62, 10]
         """
-        if count <= 1:
-            return 0
-        if self.name == "pairwise":
-            return (count - 1).bit_length()
-        block = self.run(count)
-        return block + -(-count // block) - 2
+        return depth(self.name, count, self.block)
 
     def run(self, count: int) -> int:
         """Return how many of ``count`` terms are added in a run before their sum joins others; 0: pairwise."""
@@ -86,12 +87,26 @@ PAIRWISE = Order("pairwise")
 
 
 def blocked(block: int) -> Order:
-    """Return the order that sums blocks of so many terms, then their sums."""
+    """Return the order that sums blocks of so many terms, then their sums.
+
+    Examples
+    --------
+    >>> blocked(64)
+    Order(name='blocked', block=64)
+    """
     return Order("blocked", block)
 
 
 def held(fmt: Format, dtype: torch.dtype) -> Format:
-    """Return a format with the exponents of what holds its numbers, where it has none of its own."""
+    """Return a format with the exponents of what holds its numbers, where it has none of its own.
+
+    Examples
+    --------
+    >>> from residlab.precision.formats import Format
+    >>> unbounded = Format.of(t=8)
+    >>> unbounded.largest, held(unbounded, torch.float32).emax
+    (inf, 127)
+    """
     own = CARRIERS[dtype].format
     return fmt if fmt.bounded else replace(fmt, emin=own.emin, emax=own.emax)
 
@@ -100,6 +115,12 @@ def accumulates_in(fmt: Format, dtype: torch.dtype, mode: Mode) -> bool:
     """Return whether sums in a carrier can be rounded once; the format is `held` by it.
 
     Stochastic rounding takes float64, where what the carrier itself rounds off is far below the random bits.
+
+    Examples
+    --------
+    >>> from residlab.precision.formats import FP16
+    >>> accumulates_in(FP16, torch.float32, "nearest"), accumulates_in(FP16, torch.float32, "stochastic")
+    (True, False)
     """
     if mode == "stochastic" and dtype != torch.float64:
         return False
@@ -107,7 +128,17 @@ def accumulates_in(fmt: Format, dtype: torch.dtype, mode: Mode) -> bool:
 
 
 def check_accumulation(fmt: Format, mode: Mode) -> None:
-    """Raise ResidlabError unless float64 can carry sums in a format, and the mode is nearest or stochastic."""
+    """Raise ResidlabError unless float64 can carry sums in a format, and the mode is nearest or stochastic.
+
+    Examples
+    --------
+    >>> from residlab.precision.formats import FP32
+    >>> check_accumulation(FP32, "nearest")
+    >>> check_accumulation(FP32, "up")
+    Traceback (most recent call last):
+        ...
+    residlab.errors.ResidlabError: sums are rounded in mode nearest or stochastic; got 'up'
+    """
     if mode not in ACCUMULATING:
         raise ResidlabError(f"sums are rounded in mode {' or '.join(ACCUMULATING)}; got {mode!r}")
     if not accumulates_in(held(fmt, torch.float64), torch.float64, mode):
@@ -134,6 +165,13 @@ def accumulated(a: Tensor, b: Tensor, fmt: Format, order: Order, mode: Mode, key
     Returns
     -------
     Tensor, shape (m, n)
+
+    Examples
+    --------
+    >>> from residlab.precision.formats import BF16
+    >>> ones = torch.ones(1, 300)
+    >>> accumulated(ones, ones.T, BF16, RECURSIVE, "nearest", key=0, backend="reference").item()  # it ends at 1/u
+    256.0
     """
     (rows, inner), columns = a.shape, b.shape[1]
     if min(rows, inner, columns) == 0:

@@ -17,7 +17,7 @@ from residlab.kernels import building
 from residlab.precision.formats import Format, Mode
 from residlab.precision.reference import MODES, Layout, layout
 
-_HEADERS = ("algorithm", "bit", "cstdint", "type_traits", "vector")
+_HEADERS = ("algorithm", "bit", "cmath", "cstdint", "type_traits", "vector")
 _SERIAL = 1 << 15  # roundings below which a second thread costs more than it saves
 _NAMES = {torch.float32: "float32", torch.float64: "float64"}
 

@@ -23,7 +23,7 @@ enum Mode : int64_t { NEAREST = 0, TOWARD_ZERO = 1, UP = 2, DOWN = 3, STOCHASTIC
 
 // What Python hands over (ctypes, same order); see Layout in reference.py.
 struct Layout {
-    int64_t drop, least, unit, plain, smallest, half, flush, largest, above, below, infinite;
+    int64_t drop, least, unit, plain, smallest, half, normal, counting, flush, largest, above, below, infinite;
 };
 
 struct Elementwise {
@@ -69,16 +69,32 @@ struct Arithmetic {
 
     I drop, least, lowest;
     U mask;
-    I smallest, half, flush, largest;
+    I smallest, normal, flush, largest;
+    Carrier counting;
     U above, below, infinite;
     uint64_t key;
 
     Arithmetic(const Layout &form, int64_t key)
         : drop(form.drop), least(form.least), lowest(form.unit), mask((U(1) << form.drop) - 1), smallest(form.smallest),
-          half(form.half), flush(form.flush), largest(form.largest), above(form.above), below(form.below),
-          infinite(form.infinite), key(key) {}
+          normal(form.normal), flush(form.flush), largest(form.largest), counting(std::bit_cast<Carrier>(U(form.counting))),
+          above(form.above), below(form.below), infinite(form.infinite), key(key) {}
+
+    // To nearest without variable shifts: the bits above the first `drop`, or, where the format has fewer, the sum with a
+    // constant whose last bit counts the format's smallest numbers, or, to flush them, numbers that are larger.
+    [[gnu::always_inline]] Carrier nearest(Carrier x) const {
+        const U bits = std::bit_cast<U>(x), size = bits & magnitude, sign = bits & ~magnitude;
+        U result = (size + (mask >> 1) + ((size >> drop) & mask & 1)) & ~mask;
+        if constexpr (!plain) {
+            const Carrier multiple = (std::bit_cast<Carrier>(size) + counting) - counting;
+            result = choose<U>(I(size) < normal, std::bit_cast<U>(multiple), result);
+            result = choose<U>(I(result) > largest, infinite, result);
+        }
+        result = choose<U>(I(size) > infinity, size, result);
+        return std::bit_cast<Carrier>(U(result | sign));
+    }
 
     [[gnu::always_inline]] Carrier rounded(Carrier x, uint64_t counter) const {
+        if constexpr (mode == NEAREST) return nearest(x);
         const U bits = std::bit_cast<U>(x), size = bits & magnitude, sign = bits & ~magnitude;
         const U negative = U(0) - (bits >> (8 * sizeof(U) - 1));
         I d = drop, exponent = 0;
@@ -95,11 +111,7 @@ struct Arithmetic {
         const U dropped = unit - 1;
         U addend = 0;
         bool away = false;
-        if constexpr (mode == NEAREST) {
-            const U last = U((size & unit) != 0) | U(!plain && d == stored);
-            addend = (dropped >> 1) + (last & dropped & 1);
-            away = I(size) > half;
-        } else if constexpr (mode == UP || mode == DOWN) {
+        if constexpr (mode == UP || mode == DOWN) {
             addend = dropped & (mode == UP ? ~negative : negative);
             away = (I(size) > 0) & (addend > 0);  // what is below the smallest number drops bits
         } else if constexpr (mode == STOCHASTIC) {
@@ -128,9 +140,13 @@ struct Arithmetic {
     [[gnu::always_inline]] Carrier sum(Carrier a, Carrier b, uint64_t counter) const {
         const Carrier total = a + b, part = total - a, error = (a - (total - part)) + (b - part);
         const U bits = std::bit_cast<U>(total), off = std::bit_cast<U>(error);
-        const U inward = (bits ^ off) >> (8 * sizeof(U) - 1), even = (bits & 1) - 1;
+        const U step = U(I(bits ^ off) >> (8 * sizeof(U) - 1)) | 1, even = (bits & 1) - 1;  // -1 or 1
         const U inexact = U(0) - U(__builtin_islessgreater(error, Carrier(0)));  // not for NaN, which infinities leave
-        return rounded(std::bit_cast<Carrier>(U(bits + ((1 - 2 * inward) & even & inexact))), counter);
+        return rounded(std::bit_cast<Carrier>(U(bits + (step & even & inexact))), counter);
+    }
+
+    [[gnu::always_inline]] Carrier accumulated(Carrier sum_so_far, Carrier a, Carrier b, uint64_t counter) const {
+        return sum(sum_so_far, a * b, counter);
     }
 };
 
@@ -139,6 +155,10 @@ struct Native {
     Native(const Layout &, int64_t) {}
     [[gnu::always_inline]] Carrier rounded(Carrier x, uint64_t) const { return x; }
     [[gnu::always_inline]] Carrier sum(Carrier a, Carrier b, uint64_t) const { return a + b; }
+    // Fused: the product need not be one of the carrier's numbers.
+    [[gnu::always_inline]] Carrier accumulated(Carrier sum_so_far, Carrier a, Carrier b, uint64_t) const {
+        return std::fma(a, b, sum_so_far);
+    }
 };
 
 // By value: what is stored to y cannot change it, as the compiler must see to keep it in registers.
@@ -192,7 +212,7 @@ template <class Carrier, class Arithmetic, class Width>
             } else {
 #pragma omp simd
                 for (int64_t j = 0; j < width; ++j)
-                    sum[j] = arithmetic.sum(sum[j], factor * other[j], first + j * stride + k);
+                    sum[j] = arithmetic.accumulated(sum[j], factor, other[j], first + j * stride + k);
             }
         }
         if (start == 0) {

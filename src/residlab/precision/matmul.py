@@ -14,7 +14,8 @@ out of range. All numbers are multiples of the smallest subnormal one, and all p
 2^-18 for `E4M3FN`, 2^-32 for `E5M2`, all held by float32, as are their largest products: there it is always exact.
 `BF16` and `TF32` have the exponents of float32 itself, so that the values decide; float64 has room for all their
 products, and for those of `FP32` (2^-298). The carrier is float32 where the values at hand show that nothing is lost,
-else float64: the result is the same, the time is not.
+else float64: the result is the same, the time is not. Sums in `FP32` itself need no room for products: C++ takes each
+in by a fused multiply-add, which rounds once.
 
 Source: Budzinskiy et al. (2025), arXiv 2503.10251, for the model; Jeannerod and Rump (2013) for n u_a.
 """
@@ -38,7 +39,7 @@ from residlab.precision.accumulation import (
     held,
 )
 from residlab.precision.formats import Format, Mode
-from residlab.precision.rounding import Backend, Seed, check_carrier, key_of, rounded
+from residlab.precision.rounding import Backend, Seed, check_carrier, is_native, key_of, rounded, uses_compiled
 
 MOST_OPERAND_BITS = 26
 _SHORT = 12  # bits of operands whose products float32 can hold
@@ -112,7 +113,8 @@ def matmul(
     dtype, shape = a.dtype, a.shape
     operands, accumulator = held(operands, dtype), held(accumulator, dtype)
     a, b = rounded(a, operands, backend=backend), rounded(b, operands, backend=backend)
-    short = accumulates_in(accumulator, torch.float32, mode) and _exact_in_float32(a, b, operands)
+    fused = is_native(accumulator, torch.float32, mode) and uses_compiled(backend, a.device)
+    short = accumulates_in(accumulator, torch.float32, mode) and (fused or _exact_in_float32(a, b, operands))
     carrier = torch.float32 if short else torch.float64
     a, b = a.to(carrier), b.to(carrier)
     if b.ndim == 2:

@@ -52,6 +52,14 @@ class Quantizer:
     ------
     ResidlabError
         If an option is out of its range.
+
+    Examples
+    --------
+    >>> Quantizer(3)(torch.tensor([-1.0, -0.3, 0.1, 0.5]))  # multiples of 1/3
+    tensor([-1.0000, -0.3333,  0.0000,  0.6667])
+    >>> one_outlier = torch.tensor([[1.0, 0.5], [100.0, 50.0]])
+    >>> Quantizer(4)(one_outlier)[0], Quantizer(4, over="row")(one_outlier)[0]
+    (tensor([0., 0.]), tensor([1.0000, 0.4286]))
     """
 
     kind: int | FloatFormat
@@ -146,6 +154,15 @@ def checked_bits(bits: object) -> int:
     ------
     ResidlabError
         If it is none; one bit has no level but 0.
+
+    Examples
+    --------
+    >>> checked_bits(4)
+    4
+    >>> checked_bits(1)
+    Traceback (most recent call last):
+        ...
+    residlab.errors.ResidlabError: bits must be a whole number from 2 to 16, or a format: e4m3fn, e5m2; got 1
     """
     if not isinstance(bits, int) or isinstance(bits, bool) or not LEAST_BITS <= bits <= MOST_BITS:
         formats = ", ".join(_FLOATS)

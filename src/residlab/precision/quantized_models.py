@@ -34,6 +34,12 @@ class Scheme:
         blocks of that size (64 of width 576).
     seed
         Of the rotation; each width has its own.
+
+    Examples
+    --------
+    >>> scheme = Scheme.named("W8A6 row")
+    >>> scheme.weights, scheme.activations
+    (Quantizer(kind=8, over='row', clip=1.0), Quantizer(kind=6, over='row', clip=1.0))
     """
 
     weights: Quantizer | None = None
@@ -104,6 +110,12 @@ def linear_layers(model: nn.Module, *, outside: bool = False) -> dict[str, nn.Mo
     ------
     ResidlabError
         If there are none.
+
+    Examples
+    --------
+    >>> model = torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(4, 4)]), torch.nn.Linear(4, 2))
+    >>> list(linear_layers(model)), list(linear_layers(model, outside=True))
+    (['0.0'], ['0.0', '1'])
     """
     lists = tuple(f"{name}." for name, module in model.named_modules() if name and isinstance(module, nn.ModuleList))
     found = {
@@ -128,7 +140,13 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def weight_of(layer: nn.Module) -> Tensor:
-    """Return a linear layer's weight as (out, in)."""
+    """Return a linear layer's weight as (out, in).
+
+    Examples
+    --------
+    >>> weight_of(torch.nn.Linear(3, 2)).shape
+    torch.Size([2, 3])
+    """
     weight = layer.weight
     assert isinstance(weight, Tensor)
     return weight.T if _is_conv1d(layer) else weight
@@ -170,6 +188,19 @@ def quantized(
     ResidlabError
         If the scheme is none, there are no layers, one is not linear, or is wrapped already, as inside another such
         context; when used, if an input or a weight has NaN or infinity.
+
+    Examples
+    --------
+    >>> from residlab.models.config import ModelConfig
+    >>> from residlab.models.transformer import Transformer
+    >>> model = Transformer(ModelConfig(depth=2, width=32, heads=2, vocabulary=64), seed=0)
+    >>> ids = torch.arange(16)[None]
+    >>> exact = model(ids)
+    >>> with quantized(model, "W4A4"):
+    ...     rounded = model(ids)
+    ...
+    >>> torch.equal(rounded, exact), torch.equal(model(ids), exact)
+    (False, True)
     """
     scheme = Scheme.named(scheme) if isinstance(scheme, str) else scheme
     layers = linear_layers(model) if layers is None else layers
@@ -205,7 +236,16 @@ class _Shared:
 
 
 def version(x: Tensor) -> int:
-    """Return the number of times that a tensor was written to; 0 for one of inference mode, which nobody counts."""
+    """Return the number of times that a tensor was written to; 0 for one of inference mode, which nobody counts.
+
+    Examples
+    --------
+    >>> x = torch.zeros(2)
+    >>> before = version(x)
+    >>> _ = x.add_(1)
+    >>> before, version(x)
+    (0, 1)
+    """
     return 0 if x.is_inference() else x._version
 
 
@@ -262,6 +302,15 @@ def rotation(width: int, kind: Rotation, seed: int = 0) -> Tensor:
     ------
     ResidlabError
         If there is no such kind, or ``"hadamard"`` is asked of an odd width, whose blocks would have size 1.
+
+    Examples
+    --------
+    >>> R = rotation(4, "hadamard")
+    >>> R.abs(), torch.allclose(R @ R.T, torch.eye(4).double())
+    (tensor([[0.5000, 0.5000, 0.5000, 0.5000],
+            [0.5000, 0.5000, 0.5000, 0.5000],
+            [0.5000, 0.5000, 0.5000, 0.5000],
+            [0.5000, 0.5000, 0.5000, 0.5000]], dtype=torch.float64), True)
     """
     signs, block = _factors(width, kind, seed)
     return signs[:, None] * torch.kron(torch.eye(width // len(block), dtype=torch.float64), block)

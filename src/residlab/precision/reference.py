@@ -65,6 +65,9 @@ class Layout(NamedTuple):
         Whether the format is its carrier with fewer bits: of the same exponents, overflow and subnormals.
     smallest, half : int
         Its smallest subnormal number and half of that; 0 where the format underflows as the carrier does.
+    normal, counting : int
+        Where it has subnormal numbers of its own, or none: its smallest normal number, and the number of the carrier
+        whose last bit counts the subnormal ones, or is more than twice the smallest normal one. Else 0.
     flush : int
         What is below becomes 0; 0 flushes nothing.
     largest, above, below : int
@@ -79,6 +82,8 @@ class Layout(NamedTuple):
     plain: int
     smallest: int
     half: int
+    normal: int
+    counting: int
     flush: int
     largest: int
     above: int
@@ -99,6 +104,8 @@ def layout(fmt: Format, dtype: torch.dtype, mode: Mode) -> Layout:
     infinite = {"infinity": carrier.bits(float("inf")), "saturate": largest, "nan": carrier.bits(float("nan"))}
     beyond = infinite[fmt.overflow]
     graded, has_half = emin > own.emin, ulp - 1 >= own.emin - own.t + 1
+    counted = graded or not fmt.subnormals
+    counts = ulp if fmt.subnormals else emin + 2
     return Layout(
         drop=own.t - fmt.t,
         least=emin + own.emax,
@@ -108,6 +115,8 @@ def layout(fmt: Format, dtype: torch.dtype, mode: Mode) -> Layout:
         ),
         smallest=carrier.bits(2.0**ulp) if graded else 0,
         half=carrier.bits(2.0 ** (ulp - 1)) if has_half else 0,
+        normal=carrier.bits(2.0**emin) if counted else 0,
+        counting=carrier.bits(2.0 ** (counts + carrier.stored)) if counted else 0,
         flush=0 if fmt.subnormals else carrier.bits(2.0**emin),
         largest=largest,
         above=largest if mode in ("toward_zero", "down") else beyond,

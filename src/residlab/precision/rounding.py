@@ -34,15 +34,15 @@ Array = TypeVar("Array", Tensor, NDArray[np.float32], NDArray[np.float64])
 
 
 def rounded(x: Array, fmt: Format, mode: Mode = "nearest", *, seed: Seed = None, backend: Backend = "auto") -> Array:
-    r"""Round to a format: each entry exactly once, as `residlab.precision.formats.round_number` rounds one.
+    """Round to a format: each entry exactly once, as `residlab.precision.formats.round_number` rounds one.
 
     Signed zeros and NaN, its payload included, are kept. Where the exponent is unbounded the carrier bounds it: numbers
     round to infinity above its largest, and below its smallest normal number d stays as it is, so that in float32 the
     unbounded format of 8 bits *is* `BF16`.
 
-    Stochastic rounding, between neighbours a <= |x| < b, goes to b with the probability (|x| - a) / (b - a): exactly,
-    except below 2^-10 of the smallest subnormal number, where the probability is truncated to 63 bits. What entry i
-    becomes depends on x_i, the seed and i only.
+    Stochastic rounding, between neighbours ``a <= |x| < b``, goes to b with the probability ``(|x| - a) / (b - a)``:
+    exactly, except below 2^-10 of the smallest subnormal number, where the probability is truncated to 63 bits. What
+    entry i becomes depends on x_i, the seed and i only.
 
     Parameters
     ----------
@@ -137,7 +137,17 @@ def added(
 
 
 def check_carrier(name: str, dtype: torch.dtype, fmt: Format) -> None:
-    """Raise ResidlabError unless a dtype is a carrier that holds a format."""
+    """Raise ResidlabError unless a dtype is a carrier that holds a format.
+
+    Examples
+    --------
+    >>> from residlab.precision.formats import BF16
+    >>> check_carrier("x", torch.float32, BF16)
+    >>> check_carrier("x", torch.float16, BF16)
+    Traceback (most recent call last):
+        ...
+    residlab.errors.ResidlabError: x must be of dtype float32 or float64; got float16
+    """
     if dtype not in CARRIERS:
         raise ResidlabError(f"{name} must be of dtype float32 or float64; got {_name(dtype)}")
     if not fmt.within(CARRIERS[dtype].format):
@@ -145,13 +155,27 @@ def check_carrier(name: str, dtype: torch.dtype, fmt: Format) -> None:
 
 
 def is_native(fmt: Format, dtype: torch.dtype, mode: Mode) -> bool:
-    """Return whether a carrier's own arithmetic is that of the format."""
+    """Return whether a carrier's own arithmetic is that of the format.
+
+    Examples
+    --------
+    >>> from residlab.precision.formats import FP32
+    >>> is_native(FP32, torch.float32, "nearest"), is_native(FP32, torch.float32, "up")
+    (True, False)
+    """
     own = CARRIERS[dtype].format
     return mode == "nearest" and fmt.t == own.t and (not fmt.bounded or replace(fmt, name=own.name) == own)
 
 
 def sums_in(fmt: Format, dtype: torch.dtype) -> bool:
-    """Return whether sums rounded to odd in a carrier decide for the format: it has two bits more."""
+    """Return whether sums rounded to odd in a carrier decide for the format: it has two bits more.
+
+    Examples
+    --------
+    >>> from residlab.precision.formats import BF16, FP32
+    >>> sums_in(BF16, torch.float32), sums_in(FP32, torch.float32)
+    (True, False)
+    """
     return fmt.t + 2 <= CARRIERS[dtype].format.t
 
 
@@ -162,6 +186,15 @@ def key_of(mode: Mode, seed: Seed) -> int:
     ------
     ResidlabError
         If the mode is unknown, a seed is missing or not allowed, or a deterministic mode is given one.
+
+    Examples
+    --------
+    >>> key_of("nearest", None), key_of("stochastic", 0) != key_of("stochastic", 1)
+    (0, True)
+    >>> key_of("stochastic", None)
+    Traceback (most recent call last):
+        ...
+    residlab.errors.ResidlabError: stochastic rounding needs a seed, a whole number from 0 to 2**63 - 1; got None
     """
     if mode not in MODES:
         raise ResidlabError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
@@ -177,7 +210,13 @@ def key_of(mode: Mode, seed: Seed) -> int:
 
 
 def uses_compiled(backend: Backend, device: torch.device) -> bool:
-    """Return whether C++ runs; raise ResidlabError for an unknown backend, or for 'compiled' not on a CPU."""
+    """Return whether C++ runs; raise ResidlabError for an unknown backend, or for 'compiled' not on a CPU.
+
+    Examples
+    --------
+    >>> uses_compiled("reference", torch.device("cpu"))
+    False
+    """
     if backend not in get_args(Backend):
         raise ResidlabError(f"backend must be one of {', '.join(get_args(Backend))}; got {backend!r}")
     if backend == "compiled" and device.type != "cpu":

@@ -108,6 +108,13 @@ def compensated(x: Tensor, fmt: Format, variant: Compensation = "kahan", *, back
     ------
     ResidlabError
         If an argument is not allowed; the message says what is.
+
+    Examples
+    --------
+    >>> from residlab.precision.formats import BF16
+    >>> x = torch.tensor([1.0] + [2.0**-9] * 256)  # 1.5 in all
+    >>> summed(x, BF16).item(), compensated(x, BF16).item()  # each term alone is absorbed
+    (1.0, 1.5)
     """
     if variant not in get_args(Compensation):
         raise ResidlabError(f"variant must be one of {', '.join(get_args(Compensation))}; got {variant!r}")

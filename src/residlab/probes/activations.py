@@ -24,6 +24,12 @@ def modules_matching(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
     ------
     ValueError
         If nothing matches; the message shows some of the names there are.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    >>> list(modules_matching(model, r"[02]"))
+    ['0', '2']
     """
     found = {name: module for name, module in model.named_modules() if re.fullmatch(pattern, name)}
     if not found:
@@ -46,6 +52,16 @@ def observe_inputs(modules: Mapping[str, nn.Module], observer: Callable[[str, Te
     observer : callable
         Receives the module's name and its input, of whatever shape and dtype the module is given. It must not write to
         the tensor, which shares the model's memory.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    >>> seen = {}
+    >>> with observe_inputs(dict(model.named_children()), seen.__setitem__):
+    ...     out = model(torch.ones(4, 2))
+    ...
+    >>> {name: tuple(x.shape) for name, x in seen.items()}
+    {'0': (4, 2), '1': (4, 3)}
     """
 
     def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
@@ -75,6 +91,16 @@ def observe_outputs(modules: Mapping[str, nn.Module], observer: Callable[[str, A
         What to observe, by the name that the observer is told.
     observer : callable
         Receives the module's name and its output, to which it must not write.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    >>> seen = {}
+    >>> with observe_outputs({"relu": model[1]}, seen.__setitem__):
+    ...     out = model(torch.ones(4, 2))
+    ...
+    >>> torch.equal(seen["relu"], out)
+    True
     """
 
     def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:

@@ -27,6 +27,12 @@ def mass_on_key(weights: Tensor, key: int = 0) -> Tensor:
     ------
     ValueError
         If there is no query after the key, or a row does not add up to 1 within 1 %.
+
+    Examples
+    --------
+    >>> rows = torch.tensor([[[1.0, 0, 0], [0.9, 0.1, 0], [0.7, 0.2, 0.1]]])  # one head, causal
+    >>> mass_on_key(rows)  # (0.9 + 0.7) / 2: query 0 has no choice
+    tensor([0.8000], dtype=torch.float64)
     """
     queries, keys = weights.shape[-2:]
     if not 0 <= key < min(queries - 1, keys):
@@ -44,6 +50,11 @@ def uniform_mass_on_key(queries: int, key: int = 0) -> float:
     ------
     ValueError
         If there is no query after the key.
+
+    Examples
+    --------
+    >>> round(uniform_mass_on_key(3), 4)  # (1/2 + 1/3) / 2
+    0.4167
     """
     if not 0 <= key < queries - 1:
         raise ValueError(f"no query comes after key {key} in {queries} queries")
@@ -67,6 +78,11 @@ def row_entropy(weights: Tensor) -> Tensor:
     ------
     ValueError
         If a row does not add up to 1 within 1 %.
+
+    Examples
+    --------
+    >>> row_entropy(torch.tensor([[1.0, 0, 0, 0], [0.25, 0.25, 0.25, 0.25]]))  # 0, and ln 4
+    tensor([0.0000, 1.3863], dtype=torch.float64)
     """
     rows = weights.detach().double()
     if not torch.allclose(rows.sum(-1), torch.ones((), dtype=torch.float64, device=rows.device), atol=0.01):
@@ -94,6 +110,11 @@ def token_similarity(x: Tensor) -> Tensor:
     ------
     ValueError
         If there are fewer than two tokens.
+
+    Examples
+    --------
+    >>> token_similarity(torch.stack([torch.eye(2), torch.ones(2, 2)]))  # two sequences of two tokens
+    tensor([0.0000, 1.0000], dtype=torch.float64)
     """
     if x.ndim < 2 or x.shape[-2] < 2:
         raise ValueError(f"similarity is between at least two tokens, (..., T, d); got shape {tuple(x.shape)}")

@@ -36,6 +36,15 @@ class AttentionBranch:
     gamma : Tensor, shape (d,)
         The gain of the norm in front.
     kv_heads : int
+
+    Examples
+    --------
+    >>> x = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(0)).double()
+    >>> first = torch.tensor([1.0, 0, 0]).expand(1, 2, 3, 3).double()  # two heads, all queries read token 0
+    >>> eye, gamma = torch.eye(4).double(), torch.ones(4).double()
+    >>> branch = AttentionBranch(x, first, eye, eye, gamma, kv_heads=2)
+    >>> torch.allclose(branch.output(x), x[:, :1].expand(1, 3, 4))
+    True
     """
 
     x: Tensor
@@ -81,6 +90,15 @@ def attention_branches(model: nn.Module, tokens: Tensor) -> list[AttentionBranch
     ------
     ValueError
         If there are no such layers, or their attention returns no weights.
+
+    Examples
+    --------
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    >>> model = LlamaModel(LlamaConfig(**sizes, vocab_size=32, attn_implementation="eager")).eval()
+    >>> branches = attention_branches(model, torch.arange(8)[None])
+    >>> len(branches), tuple(branches[0].attention.shape)
+    (2, (1, 2, 8, 8))
     """
     norms = modules_matching(model, r"(.*\.)?layers\.\d+\.input_layernorm")
     attentions = modules_matching(model, r"(.*\.)?layers\.\d+\.self_attn")
@@ -105,13 +123,25 @@ def attention_branches(model: nn.Module, tokens: Tensor) -> list[AttentionBranch
 
 
 def rms_normalised(x: Tensor) -> Tensor:
-    """Return ``x / r`` in float64, ``r`` each token's root mean square: second moment 1."""
+    """Return ``x / r`` in float64, ``r`` each token's root mean square: second moment 1.
+
+    Examples
+    --------
+    >>> rms_normalised(torch.tensor([3.0, 4, 0, 0]))
+    tensor([1.2000, 1.6000, 0.0000, 0.0000], dtype=torch.float64)
+    """
     x = x.double()
     return x / x.square().mean(-1, keepdim=True).sqrt()
 
 
 def bhyt_normalised(x: Tensor, lam: float, kappa: float) -> Tensor:
-    """Return mean-free BHyT without gain, ``tanh(lam x / (kappa r))``, in float64: second moment up to (lam/kappa)²."""
+    """Return mean-free BHyT without gain, ``tanh(lam x / (kappa r))``, in float64: second moment up to (lam/kappa)².
+
+    Examples
+    --------
+    >>> bhyt_normalised(torch.tensor([3.0, 4, 0, 0]), lam=2, kappa=10)
+    tensor([0.2355, 0.3095, 0.0000, 0.0000], dtype=torch.float64)
+    """
     return torch.tanh(lam / kappa * rms_normalised(x))
 
 
@@ -131,6 +161,13 @@ class TokenMoments:
         Covariance of entry ``f`` of ``x / r`` with entry ``g`` of ``y``, without token 0.
     shared : float
         Mean correlation of two different tokens of a text, token 0 left out: inner product over second moment.
+
+    Examples
+    --------
+    >>> x = torch.randn(50, 8, 4, generator=torch.Generator().manual_seed(0)).double()
+    >>> moments = TokenMoments.of(x, rms_normalised(x))
+    >>> moments.covariances.shape, round(float(np.trace(moments.covariances[1])), 1)
+    ((2, 4, 4), 4.0)
     """
 
     means: FloatArray
@@ -180,6 +217,11 @@ class BranchEstimates:
         Measured means and covariances of channels, token 0 apart.
     trace, covariance : ndarray
         Twice the covariance of branch and stream: `stream_covariance`, and with measured moments.
+
+    Examples
+    --------
+    >>> list(BranchEstimates.__dataclass_fields__)
+    ['paper', 'causal', 'rows', 'gram', 'shared', 'moments', 'trace', 'covariance']
     """
 
     paper: FloatArray
@@ -203,6 +245,16 @@ def branch_estimates(branch: AttentionBranch, second_moment: float, moments: Tok
         Of the entries of a normalised token, before the gain: 1 for RMSNorm, (lam/kappa)² for BHyT.
     moments : TokenMoments
         Of the normalised tokens, best measured on other texts.
+
+    Examples
+    --------
+    >>> x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).double()
+    >>> rows = torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0], [1 / 3, 1 / 3, 1 / 3]]).expand(2, 1, 3, 3).double()
+    >>> eye = torch.eye(4).double()
+    >>> branch = AttentionBranch(x, rows, eye, eye, torch.ones(4).double(), kv_heads=1)
+    >>> estimates = branch_estimates(branch, 1.0, TokenMoments.of(x, rms_normalised(x)))
+    >>> estimates.causal[0].round(4)  # what t uniform weights leave of a variance of 1
+    array([1.    , 0.5   , 0.3333])
     """
     weights, d = branch.weights, branch.x.shape[-1]
     gram = theory.head_gram(**weights)  # type: ignore[arg-type]

@@ -25,6 +25,16 @@ class BlockCall:
         The other positional arguments: masks, positions.
     keywords : mapping
         Keyword arguments.
+
+    Examples
+    --------
+    >>> block = nn.Linear(2, 2, bias=False)
+    >>> with record_calls({"block": block}) as calls:
+    ...     y = block(torch.ones(1, 2))
+    ...
+    >>> call = calls["block"]
+    >>> torch.equal(call(2 * call.x), 2 * y)
+    True
     """
 
     block: nn.Module
@@ -50,6 +60,15 @@ def record_calls(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, BlockCa
     ----------
     modules : mapping of str to nn.Module
         What to record. Each must be given its tokens as the first positional argument.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    >>> with record_calls({"relu": model[1]}) as calls, torch.no_grad():
+    ...     y = model(torch.ones(4, 2))
+    ...
+    >>> tuple(calls["relu"].x.shape)
+    (4, 3)
     """
     calls: dict[str, BlockCall] = {}
 
@@ -76,6 +95,15 @@ def skipped(*blocks: nn.Module) -> Iterator[None]:
     ----------
     *blocks : nn.Module
         What to skip.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> x = torch.ones(1, 2)
+    >>> with skipped(*model):
+    ...     torch.equal(model(x), x)
+    ...
+    True
     """
 
     def identity(x: Tensor, *_rest: object, **_keywords: object) -> Tensor:
@@ -116,6 +144,12 @@ def angles(x: Tensor, y: Tensor) -> Tensor:
     Notes
     -----
     Source: Kahan 2006, How futile are mindless assessments of roundoff, section 12.
+
+    Examples
+    --------
+    >>> x, y = torch.tensor([[1.0, 0], [1, 0], [1, 0]]), torch.tensor([[0.0, 2], [1, 1e-9], [-3, 0]])
+    >>> angles(x, y)  # pi/2, 1e-9, pi
+    tensor([1.5708e+00, 1.0000e-09, 3.1416e+00], dtype=torch.float64)
     """
     if x.shape != y.shape:
         raise ValueError(f"angles need tokens of one shape, got {tuple(x.shape)} and {tuple(y.shape)}")

@@ -26,6 +26,12 @@ class JacobianDeviation:
     squares : Tensor, float64, shape (probes, ..., T)
         For each probe ``v`` with independent signs as entries, ``||((J - I) v)[t]||**2 / d``. Its expectation is
         ``||(J - I)[t, :]||_F**2 / d``.
+
+    Examples
+    --------
+    >>> probes = JacobianDeviation(torch.tensor([[1.0, 3.0], [2.0, 2.0]]))  # two probes, two tokens
+    >>> probes.square, probes.tokens(slice(0, 1)).square
+    (2.0, 1.5)
     """
 
     squares: Tensor
@@ -87,6 +93,12 @@ def jacobian_deviation(
     Notes
     -----
     Source: Hutchinson 1990 for the estimator; Sun et al. 2025 for the question; chapter 1.
+
+    Examples
+    --------
+    >>> x = torch.randn(4, 8)
+    >>> [round(float(jacobian_deviation(lambda x: factor * x, x).value), 6) for factor in (1.0, 0.0, 3.0)]
+    [0.0, 1.0, 2.0]
     """
     if probes < 1:
         raise ValueError(f"probes must be at least 1, got {probes}")

@@ -30,6 +30,12 @@ def excess_kurtosis(x: Tensor, over: Over) -> Tensor:
     ------
     ValueError
         If ``over`` is another word, or there are no entries.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[1.0, -1, 1, -1], [10, -10, 10, -10]])  # two tokens of one modulus each
+    >>> excess_kurtosis(x, "token"), round(excess_kurtosis(x, "pooled").item(), 4)
+    (tensor([-2., -2.], dtype=torch.float64), -1.0392)
     """
     flat = _grouped(x, over)
     centred = flat - flat.mean(dim=-1, keepdim=True)
@@ -44,6 +50,11 @@ def crest_factor(x: Tensor, over: Over) -> Tensor:
     """Return ``max |x| / RMS(x)``; arguments as in `excess_kurtosis`. NaN where all entries are zero.
 
     20 log10 of it is the crest factor in dB, which a uniform quantizer's signal-to-noise ratio loses.
+
+    Examples
+    --------
+    >>> crest_factor(torch.tensor([[3.0, 4, 0, 0], [1, 1, 1, 1]]), "token")
+    tensor([1.6000, 1.0000], dtype=torch.float64)
     """
     flat = _grouped(x, over).abs()
     peak = flat.amax(dim=-1)

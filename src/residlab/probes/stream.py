@@ -40,6 +40,12 @@ class Moments:
     -----
     Source: Pébay 2008, Formulas for robust, one-pass parallel computation of covariances and arbitrary-order
     statistical moments, equations 2.1 and 2.2; chapter 1.
+
+    Examples
+    --------
+    >>> whole, half = Moments().update(torch.arange(6.0)), Moments().update(torch.arange(3.0))
+    >>> whole.mean, round(whole.variance, 4), half.merge(Moments().update(torch.arange(3.0, 6.0))).mean
+    (2.5, 2.9167, 2.5)
     """
 
     count: int = 0
@@ -123,7 +129,13 @@ class Moments:
 
 
 def merged(parts: Iterable[Moments]) -> Moments:
-    """Return the moments of all parts together; the parts stay as they are."""
+    """Return the moments of all parts together; the parts stay as they are.
+
+    Examples
+    --------
+    >>> merged([Moments().update(torch.tensor([1.0])), Moments().update(torch.tensor([3.0]))]).mean
+    2.0
+    """
     whole = Moments()
     for part in parts:
         whole.merge(part)
@@ -144,6 +156,12 @@ class CoMoments:
         Means.
     xx, yy, xy : float
         Central sums of squares and products.
+
+    Examples
+    --------
+    >>> x = torch.tensor([1.0, 2, 3])
+    >>> round(CoMoments().update(x, -2 * x).correlation, 12)
+    -1.0
     """
 
     count: int = 0
@@ -229,6 +247,17 @@ class StreamProbe:
         By site, then by class.
     branches : dict of str to dict of str to CoMoments
         By the site *after* the branch, then by class: pairs (stream before, branch).
+
+    Examples
+    --------
+    >>> from residlab.probes.activations import observe_inputs
+    >>> norm = torch.nn.LayerNorm(4)
+    >>> probe = StreamProbe()
+    >>> with observe_inputs({"norm": norm}, probe):
+    ...     y = norm(torch.full((1, 3, 4), 2.0))
+    ...
+    >>> {name: moments.rms for name, moments in probe.moments["norm"].items()}
+    {'all': 2.0, 'first': 2.0, 'rest': 2.0}
     """
 
     classes: Mapping[str, slice] = field(default_factory=lambda: TOKEN_CLASSES)

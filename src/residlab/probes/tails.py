@@ -43,6 +43,15 @@ class DeviationCounter:
         How many tokens had each channel beyond ``kappa``.
     mean_over_std : list of float
         For each update, the median over tokens of ``|mu| / s`` (``inf`` where ``s`` vanishes).
+
+    Examples
+    --------
+    >>> counter = DeviationCounter(kappa=3)
+    >>> x = torch.zeros(1, 1, 100)
+    >>> x[0, 0, 7] = 1.0
+    >>> _ = counter.update(x)
+    >>> counter.most, round(counter.largest, 4), int(counter.by_channel.argmax())  # sqrt(99), at channel 7
+    (1, 9.9499, 7)
     """
 
     kappa: float

@@ -31,6 +31,12 @@ class MatrixShape:
         ``participation (d + 2)/3``: 1 on average for Haar-distributed and Gaussian rows.
 
     Source: chapters 8 and 9 (ours, after arXiv 2605.25880).
+
+    Examples
+    --------
+    >>> shape = matrix_shape(torch.eye(8))
+    >>> shape.spread, shape.participation
+    (1.0, 1.0)
     """
 
     largest: float
@@ -49,6 +55,12 @@ def matrix_shape(weight: Tensor) -> MatrixShape:
     ------
     ValueError
         If it is no matrix, is empty, all zero or not finite.
+
+    Examples
+    --------
+    >>> shape = matrix_shape(torch.diag(torch.tensor([2.0, 1, 1, 1])))
+    >>> shape.spread, shape.stable_rank, shape.delocalisation
+    (2.0, 1.75, 2.0)
     """
     if weight.ndim != 2 or not weight.numel():
         raise ValueError(f"a matrix must have shape (m, d), none zero; got {tuple(weight.shape)}")
@@ -80,7 +92,14 @@ def matrix_shape(weight: Tensor) -> MatrixShape:
 
 
 def matrices(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and weight of each linear layer, shared ones once."""
+    """Yield name and weight of each linear layer, shared ones once.
+
+    Examples
+    --------
+    >>> layer = nn.Linear(2, 3)
+    >>> [(name, tuple(weight.shape)) for name, weight in matrices(nn.Sequential(layer, nn.ReLU(), layer))]
+    [('0', (3, 2))]
+    """
     seen: set[int] = set()
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Linear) and id(layer.weight) not in seen:

@@ -40,6 +40,11 @@ def expand_value_heads(W_V: ArrayLike, heads: int, kv_heads: int) -> FloatArray:
     ------
     ValueError
         If the numbers of heads or columns do not divide, or ``W_V`` is not finite.
+
+    Examples
+    --------
+    >>> expand_value_heads([[1, 2]], heads=4, kv_heads=2)
+    array([[1., 1., 2., 2.]])
     """
     W_V = _matrix("W_V", W_V)
     heads, kv_heads = int(_counts("heads", heads)), int(_counts("kv_heads", kv_heads))
@@ -88,6 +93,14 @@ def head_gram(
         If shapes do not fit, or an entry is not finite.
 
     Source: chapter 3 (the sum, with gain 1: arXiv 2601.09719, block-level approximation).
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> W_V, W_O = rng.standard_normal((8, 4)), rng.standard_normal((4, 8))
+    >>> gram = head_gram(W_V, W_O, heads=2)
+    >>> gram.shape, bool(np.isclose(gram.sum(), np.sum((W_V @ W_O) ** 2)))
+    ((2, 2), True)
     """
     V, W_O = _value_output(W_V, W_O, heads, kv_heads, gamma, expand=False)
     weighted = V if covariance is None else _square("covariance", covariance, V.shape[-2]) @ V
@@ -114,6 +127,12 @@ def head_traces(
 
     With the cross-covariance ``C[f, g]`` of stream entry ``f`` and normalised entry ``g``, ``tr(C W_a)``. Parameters
     and errors as in `head_gram`. Source: chapter 3 (ours).
+
+    Examples
+    --------
+    >>> W_V, W_O = np.eye(4), np.diag([1.0, 2, 3, 4])
+    >>> head_traces(W_V, W_O, heads=2)
+    array([3., 7.])
     """
     V, W_O = _value_output(W_V, W_O, heads, kv_heads, gamma)
     if covariance is not None:
@@ -151,6 +170,13 @@ def head_means(
         If shapes do not fit, or an entry is not finite.
 
     Source: chapter 3 (ours).
+
+    Examples
+    --------
+    >>> W_V, W_O = np.eye(4), np.diag([1.0, 2, 3, 4])
+    >>> head_means([1, 1, 1, 1], W_V, W_O, heads=2)
+    array([[1., 2., 0., 0.],
+           [0., 0., 3., 4.]])
     """
     V, W_O = _value_output(W_V, W_O, heads, kv_heads, gamma)
     mean = checked("mean", mean, np.isfinite, "finite")
@@ -171,6 +197,12 @@ def draw_spread(
     attention all queries share one draw, so a longer sequence does not average it out.
 
     Parameters and errors as in `head_gram`, and ValueError if ``W = 0``. Source: chapter 3 (ours).
+
+    Examples
+    --------
+    >>> identity = np.eye(64)
+    >>> round(float(draw_spread(identity, identity, heads=4)), 4), round((2 / 64) ** 0.5, 4)
+    (0.1768, 0.1768)
     """
     V, W_O = _value_output(W_V, W_O, heads, kv_heads, gamma)
     product = (np.swapaxes(V, -1, -2) @ V) @ (W_O @ np.swapaxes(W_O, -1, -2))
@@ -215,6 +247,13 @@ def attention_variance(
         If an entry leaves its range.
 
     Source: arXiv 2601.09719, block-level variance approximation; chapter 3 (``shared`` and the causal form: ours).
+
+    Examples
+    --------
+    >>> float(attention_variance(energy=64, second_moment=0.04, tokens=10, width=64))
+    0.004
+    >>> attention_variance(64, 0.04, tokens=[1, 10, 1000], width=64, shared=0.5).round(4)  # it does not vanish
+    array([0.04 , 0.022, 0.02 ])
     """
     shared = _share(shared)
     return _branch(energy, second_moment, width) * ((1 - shared) / _counts("tokens", tokens) + shared)
@@ -247,6 +286,15 @@ def attention_variance_from_rows(
         If shapes do not fit, or an entry leaves its range.
 
     Source: chapter 3 (ours).
+
+    Examples
+    --------
+    >>> row = np.full(10, 0.1)
+    >>> float(attention_variance_from_rows([[64]], [row], second_moment=0.04, width=64).round(4))
+    0.004
+    >>> sink = np.array([0.91, *[0.01] * 9])
+    >>> float(attention_variance_from_rows([[64]], [sink], 0.04, 64).round(4))  # 1.2 tokens instead of 10
+    0.0332
     """
     gram = checked("gram", gram, np.isfinite, "finite")
     if gram.ndim < 2 or gram.shape[-1] != gram.shape[-2]:
@@ -284,6 +332,11 @@ def stream_covariance(
         If an entry leaves its range.
 
     Source: chapter 3 (ours).
+
+    Examples
+    --------
+    >>> stream_covariance(trace=64, own_weight=[1, 0.1], scale=0.5, std=1, width=64)
+    array([1. , 0.1])
     """
     trace = checked("trace", trace, np.isfinite, "finite")
     own_weight = checked("own_weight", own_weight, _in_unit_interval, "in [0, 1]")
@@ -331,7 +384,17 @@ def _square(name: str, value: ArrayLike, size: int) -> FloatArray:
 
 
 def attention_rows(attention: ArrayLike, heads: int | None) -> FloatArray:
-    """Return attention rows, shape (..., heads, keys), as float64, or raise ValueError if they are none."""
+    """Return attention rows, shape (..., heads, keys), as float64, or raise ValueError if they are none.
+
+    Examples
+    --------
+    >>> attention_rows([[0.25, 0.75]], heads=1)
+    array([[0.25, 0.75]])
+    >>> attention_rows([[0.25, 0.5]], heads=1)
+    Traceback (most recent call last):
+        ...
+    ValueError: the sum of an attention row must be 1 +- 1e-4; got 0.75
+    """
     array = checked("attention", attention, non_negative, "finite and >= 0")
     if array.ndim < 2 or array.shape[-2] != heads:
         raise ValueError(f"attention must have shape (..., heads, keys), with {heads} heads; got {array.shape}")

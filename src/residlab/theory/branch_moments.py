@@ -38,6 +38,12 @@ def expected_branch(means: ArrayLike, attention: ArrayLike, classes: ArrayLike) 
         If shapes do not fit, or an entry leaves its range.
 
     Source: chapter 3 (ours).
+
+    Examples
+    --------
+    >>> means = np.array([[[1.0, 0]], [[0, 1.0]]])  # two classes, one head, width 2
+    >>> expected_branch(means, [[0.9, 0.05, 0.05]], classes=[0, 1, 1])
+    array([0.9, 0.1])
     """
     means = checked("means", means, np.isfinite, "finite")
     attention = attention_rows(attention, means.shape[1] if means.ndim == 3 else None)
@@ -72,6 +78,15 @@ def attention_variance_from_moments(
         If shapes do not fit, or an entry leaves its range.
 
     Source: chapter 3 (ours).
+
+    Examples
+    --------
+    >>> means = np.zeros((2, 1, 64))
+    >>> gram = np.array([[[4.0]], [[64.0]]])  # token 0 writes little, the others write much
+    >>> float(attention_variance_from_moments(gram, means, [[0.8, 0.1, 0.1]], classes=[0, 1, 1], width=64).round(4))
+    0.06
+    >>> round((0.8**2 * 4 + 2 * 0.1**2 * 64) / 64, 4)
+    0.06
     """
     branch = expected_branch(means, attention, classes)
     gram = checked("gram", gram, np.isfinite, "finite")

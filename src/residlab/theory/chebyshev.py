@@ -34,6 +34,11 @@ def kappa_from_probability(p: ArrayLike) -> FloatArray:
     ``kappa = 1 / sqrt(1 - p)``. The float 0.99 lies below 99/100 and gives 9.999999999999995: where a tie matters, as
     in counts, write ``kappa = 10``. Raises ValueError if an entry lies outside [0, 1). Source: arXiv 2601.09719, input
     bound; chapter 2.
+
+    Examples
+    --------
+    >>> kappa_from_probability([0, 0.75, 0.96])
+    array([1., 2., 5.])
     """
     p = checked("p", p, lambda v: (v >= 0) & (v < 1), "in [0, 1)")
     return 1 / np.sqrt(1 - p)
@@ -44,6 +49,11 @@ def probability_from_kappa(kappa: ArrayLike) -> FloatArray:
 
     ``p = max(0, 1 - 1/kappa**2)``: nothing is guaranteed for ``kappa <= 1``. Raises ValueError if ``kappa`` is
     negative or not finite. Source: arXiv 2601.09719, input bound; chapter 2.
+
+    Examples
+    --------
+    >>> probability_from_kappa([0.5, 1, 2, 10])
+    array([0.  , 0.  , 0.75, 0.99])
     """
     return 1 - chebyshev_tail(kappa)
 
@@ -64,6 +74,11 @@ def input_scale(mean: ArrayLike, std: ArrayLike, lam: ArrayLike, kappa: ArrayLik
         If an entry leaves its range, or if ``std`` and ``mean`` vanish together (no finite ``alpha`` exists).
 
     Source: arXiv 2601.09719, definition of BHyT; chapter 2.
+
+    Examples
+    --------
+    >>> float(input_scale(mean=1, std=2, lam=3, kappa=10))  # 3 / (10 * 2 + 1)
+    0.14285714285714285
     """
     mean = checked("mean", mean, np.isfinite, "finite")
     std = checked("std", std, non_negative, "finite and >= 0")
@@ -97,6 +112,14 @@ def argument(x: ArrayLike, lam: float, kappa: float, *, form: Form = "centred", 
         If ``x`` is empty or not finite, a parameter leaves its range, or a token is zero while ``eps`` is 0.
 
     Source: arXiv 2601.09719, definition of BHyT, and the authors' code; chapter 2.
+
+    Examples
+    --------
+    >>> x = [3, 0, 0, 1]  # mean 1, mean square 2.5
+    >>> argument(x, lam=2, kappa=1, form="mean-free").round(4)
+    array([3.7947, 0.    , 0.    , 1.2649])
+    >>> bool(np.abs(argument(x, lam=2, kappa=10)).max() < 2)  # nothing outside [-lam, lam]
+    True
     """
     x = _tokens(x)
     eps = float(checked("eps", eps, non_negative, "finite and >= 0"))
@@ -117,6 +140,11 @@ def chebyshev_tail(kappa: ArrayLike) -> FloatArray:
 
     `three_point_law` attains it for each ``kappa >= 1``. With ``std = 0`` it fails, for then ``0 >= 0`` is certain.
     Mean-free, ``P(|X| >= kappa rms)`` has the same bound. Raises ValueError if ``kappa`` is negative or not finite.
+
+    Examples
+    --------
+    >>> chebyshev_tail([0.5, 2, 10])
+    array([1.  , 0.25, 0.01])
     """
     return (1 / np.maximum(_threshold(kappa), 1)) ** 2
 
@@ -138,6 +166,11 @@ def selberg_tail(kappa: ArrayLike, mean_over_std: ArrayLike) -> FloatArray:
         If ``kappa`` is negative, or an entry is not finite.
 
     Source: Selberg 1940, two inequalities that complete Chebyshev's lemma; chapter 2.
+
+    Examples
+    --------
+    >>> float(chebyshev_tail(2)), selberg_tail(2, mean_over_std=[0, 1, 3]).round(4)
+    (0.25, array([0.25, 0.2 , 0.2 ]))
     """
     kappa = _threshold(kappa)
     rho = np.abs(checked("mean_over_std", mean_over_std, np.isfinite, "finite"))
@@ -153,6 +186,13 @@ def vysochanskij_petunin_tail(kappa: ArrayLike) -> FloatArray:
     laws: the entries of one token are atoms, hence not unimodal, and their count can exceed it. The first branch is
     attained (an atom at 0 and a uniform law on ``+-1.5 kappa``); the second is not, about the mean.
     Raises ValueError if ``kappa`` is negative or not finite. Source: Vysochanskij and Petunin 1980; chapter 2.
+
+    Examples
+    --------
+    >>> chebyshev_tail([2, 5]).round(4)  # for all laws
+    array([0.25, 0.04])
+    >>> vysochanskij_petunin_tail([2, 5]).round(4)  # for unimodal ones
+    array([0.1111, 0.0178])
     """
     chebyshev = chebyshev_tail(kappa)
     return np.where(chebyshev <= 3 / 8, 4 / 9 * chebyshev, (4 * chebyshev - 1) / 3)[()]
@@ -163,6 +203,14 @@ def three_point_law(kappa: float) -> tuple[FloatArray, FloatArray]:
 
     Atoms ``(-kappa, 0, kappa)``, masses ``(1/(2 kappa**2), 1 - 1/kappa**2, 1/(2 kappa**2))``: mean 0, variance 1, and
     ``P(|X| >= kappa) = 1/kappa**2``, while ``P(|X| > kappa) = 0``. Raises ValueError if ``kappa < 1`` or not finite.
+
+    Examples
+    --------
+    >>> atoms, masses = three_point_law(2)
+    >>> atoms, masses
+    (array([-2.,  0.,  2.]), array([0.125, 0.75 , 0.125]))
+    >>> float(masses @ atoms**2), float(masses[np.abs(atoms) >= 2].sum())  # variance 1, and the whole of 1/4
+    (1.0, 0.25)
     """
     kappa = float(checked("kappa", kappa, lambda v: np.isfinite(v) & (v >= 1), "finite and >= 1"))
     side = 0.5 / kappa**2
@@ -196,6 +244,15 @@ def count_outside(x: ArrayLike, kappa: float, *, comparison: Comparison = ">", f
         If ``x`` is empty or not finite, or a parameter leaves its range.
 
     Source: chapter 2.
+
+    Examples
+    --------
+    >>> token = np.zeros(100)
+    >>> token[:3] = [50, 60, 70]
+    >>> int(count_outside(token, kappa=3))
+    3
+    >>> int(count_outside(np.ones(100), kappa=3, comparison=">="))  # 0 >= 0, a hundred times
+    100
     """
     x, kappa = _tokens(x), float(positive("kappa", kappa))
     checked_choice("comparison", comparison, Comparison)
@@ -239,6 +296,11 @@ def count_bound(d: ArrayLike, kappa: ArrayLike, *, comparison: Comparison = ">")
         If ``d`` is not a positive integer, or ``kappa`` not positive and finite.
 
     Source: chapter 2 (ours; the paper argues with probabilities).
+
+    Examples
+    --------
+    >>> count_bound(4096, kappa=[1, 10, 64])
+    array([4095,   40,    0])
     """
     checked_choice("comparison", comparison, Comparison)
     return _for_each(lambda d, kappa: _chebyshev_count(d, kappa, comparison), d, kappa)
@@ -263,6 +325,13 @@ def max_count(d: ArrayLike, kappa: ArrayLike, *, comparison: Comparison = ">", f
     Parameters, ties and errors as in `count_bound`; ``d = 1`` has no token with ``s > 0`` and gives 0 when centred.
 
     Source: chapter 2 (ours); Samuelson 1968 for ``m = 1``.
+
+    Examples
+    --------
+    >>> int(count_bound(101, 10)), int(max_count(101, 10))  # a single entry at ten standard deviations fits
+    (1, 0)
+    >>> int(count_bound(100, 10, comparison=">=")), int(max_count(100, 10, comparison=">="))  # it would need sqrt(99)
+    (1, 0)
     """
     checked_choice("comparison", comparison, Comparison)
     checked_choice("form", form, Form)
@@ -290,6 +359,15 @@ def extremal_token(d: int, kappa: float, *, comparison: Comparison = ">", form: 
         As `max_count`, and if ``d = 1`` when centred (such a token is constant).
 
     Source: chapter 2 (ours).
+
+    Examples
+    --------
+    >>> token = extremal_token(16, kappa=2)
+    >>> token
+    array([ 13.,  13., -13.,  -1.,  -1.,  -1.,  -1.,  -1.,  -1.,  -1.,  -1.,
+            -1.,  -1.,  -1.,  -1.,  -1.])
+    >>> int(count_outside(token, 2)), int(max_count(16, 2))
+    (3, 3)
     """
     m = max(1, int(max_count(d, kappa, comparison=comparison, form=form)))
     if form == "centred" and d < 2:
@@ -310,6 +388,14 @@ def samuelson_bound(d: ArrayLike, *, form: Form = "centred") -> FloatArray:
 
     From this ``kappa`` on, no entry of any token leaves ``[-lam, lam]``. Attained by one-hot tokens. Raises ValueError
     if ``d`` is not a positive integer. Source: Samuelson 1968; chapter 2.
+
+    Examples
+    --------
+    >>> samuelson_bound([2, 101])
+    array([ 1., 10.])
+    >>> one_hot = np.eye(101)[0]
+    >>> round(float((1 - one_hot.mean()) / one_hot.std()), 6)
+    10.0
     """
     offset = 1 if checked_choice("form", form, Form) == "centred" else 0
     return np.sqrt(_dimensions(d) - offset)

@@ -38,6 +38,12 @@ class Work:
         Evaluations of tanh for each entry.
     fused, eager
         Passes: in one fused kernel, and as separate operators that each read and write memory.
+
+    Examples
+    --------
+    >>> work = Work(entry=4, token=3, tanhs=1, fused=2, eager=6)
+    >>> work.operations(width=1000)  # 4 * 1000 + 3
+    4003
     """
 
     entry: int
@@ -106,6 +112,12 @@ def matrix_time(width: ArrayLike, tokens: ArrayLike, balance: ArrayLike, itemsiz
         Operations that the machine does while it moves a byte.
     itemsize
         Bytes of a number.
+
+    Examples
+    --------
+    >>> traffic = float(matrix_time(width=1024, tokens=1, balance=300))
+    >>> round(traffic / (2 * 12 * 1024**2), 3)  # one token: the time is that of reading the weights, 2 bytes each
+    1.002
     """
     d, n, i = (np.asarray(value, dtype=float) for value in (width, tokens, balance))
     compute = 2 * BLOCK_MATRICES * n * d**2 / i
@@ -118,6 +130,12 @@ def norm_time(
     """Return the least time of norms, in the unit of `matrix_time`.
 
     The larger of their bytes and of their operations, tanh priced; ``fused`` says which passes count.
+
+    Examples
+    --------
+    >>> work = Work(entry=4, token=3, tanhs=0, fused=2, eager=6)
+    >>> float(norm_time(work, 1024, 1, balance=300)), float(norm_time(work, 1024, 1, balance=300, fused=False))
+    (4096.0, 12288.0)
     """
     d, n, i = (np.asarray(value, dtype=float) for value in (width, tokens, balance))
     passes = work.fused if fused else work.eager
@@ -130,6 +148,12 @@ def norm_share(work: Work, width: ArrayLike, tokens: ArrayLike, balance: ArrayLi
 
     What else a model does makes the true share smaller, norms that miss their roofline larger. Arguments as of
     `norm_time`.
+
+    Examples
+    --------
+    >>> work = Work(entry=8, token=6, tanhs=0, fused=4, eager=12)
+    >>> norm_share(work, width=[256, 4096], tokens=4096, balance=300).round(4)
+    array([0.1684, 0.0238])
     """
     norms = norm_time(work, width, tokens, balance, **how)
     return np.asarray(norms / (norms + matrix_time(width, tokens, balance, how.get("itemsize", 2))))
@@ -139,6 +163,11 @@ def most_speedup(share: ArrayLike) -> Array:
     """Return Amdahl's bound ``1/(1 - share)``: throughput, relative to now, if that part took no time at all.
 
     Source: Amdahl, AFIPS 1967.
+
+    Examples
+    --------
+    >>> most_speedup([0.1, 0.5]).round(3)
+    array([1.111, 2.   ])
     """
     return np.asarray(1 / (1 - np.asarray(share, dtype=float)))
 
@@ -148,6 +177,11 @@ def share_from_doubling(ratio: ArrayLike) -> Array:
 
     If ``ratio`` is the throughput of the model over that of the same with every norm of its blocks doubled, as Peri-LN
     does to RMSNorm, then those norms take ``ratio - 1`` of the model's time.
+
+    Examples
+    --------
+    >>> float(share_from_doubling(1.25))
+    0.25
     """
     return np.asarray(ratio, dtype=float) - 1
 
@@ -170,6 +204,12 @@ def statistics_from_ratios(approximate_over_exact: float, approximate_over_rms: 
     -------
     dict
         ``statistic``, ``tanhs`` and ``rest`` over the time of BHyT; ``share``, the two statistics over RMSNorm's time.
+
+    Examples
+    --------
+    >>> found = statistics_from_ratios(1.1, 1.05)
+    >>> {name: round(value, 2) for name, value in found.items()}
+    {'statistic': 0.1, 'tanhs': 0.05, 'rest': 0.85, 'share': 0.19}
     """
     statistic = approximate_over_exact - 1
     tanhs = approximate_over_exact - approximate_over_rms

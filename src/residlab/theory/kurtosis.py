@@ -45,6 +45,11 @@ def participation(weights: ArrayLike) -> FloatArray:
         If a row is all zero, or an entry is not finite.
 
     Source: chapter 8.
+
+    Examples
+    --------
+    >>> participation([[1, 1, 1, 1], [1, 0, 0, 0], [3, 1, 1, 1]]).round(4)
+    array([0.25  , 1.    , 0.5833])
     """
     return 1 / effective_channels(weights)
 
@@ -66,6 +71,13 @@ def effective_channels(weights: ArrayLike, variances: ArrayLike = 1.0) -> FloatA
         If an entry leaves its range, or a sum has no variance at all.
 
     Source: chapter 8 (ours).
+
+    Examples
+    --------
+    >>> float(effective_channels(np.ones(64)))
+    64.0
+    >>> round(float(effective_channels(np.ones(64), variances=[1000, *[1] * 63])), 2)  # one loud input
+    1.13
     """
     powers = _powers(weights, variances)
     return np.asarray(powers.sum(axis=-1) ** 2 / (powers**2).sum(axis=-1))[()]
@@ -89,6 +101,13 @@ def sum_excess_kurtosis(weights: ArrayLike, kurtoses: ArrayLike, variances: Arra
         If an entry leaves its range, or a sum has no variance.
 
     Source: chapter 8.
+
+    Examples
+    --------
+    >>> float(sum_excess_kurtosis(np.ones(16), kurtoses=3))  # 3 / 16
+    0.1875
+    >>> round(float(sum_excess_kurtosis([3, 1], kurtoses=[0, 6])), 4)  # 0.1**2 * 6
+    0.06
     """
     powers = _powers(weights, variances)
     share = powers / powers.sum(axis=-1, keepdims=True)
@@ -100,6 +119,11 @@ def participation_mean(d: ArrayLike) -> FloatArray:
 
     Squares of Gaussians over their sum are Dirichlet(1/2, ..., 1/2). A row with Gaussian entries in s of its places,
     zero elsewhere, has ``3 / (s + 2)``. Raises ValueError unless ``d >= 1``. Source: chapter 8.
+
+    Examples
+    --------
+    >>> participation_mean([1, 4, 1024]).round(4)
+    array([1.    , 0.5   , 0.0029])
     """
     return 3 / (_dimension(d) + 2)
 
@@ -109,6 +133,12 @@ def participation_variance(d: ArrayLike) -> FloatArray:
 
     Relative to the mean it is ``sqrt(8/3) / sqrt(d)`` for large d. Raises ValueError unless ``d >= 1``.
     Source: chapter 8 (ours).
+
+    Examples
+    --------
+    >>> spread = participation_variance([64, 4096]) ** 0.5 / participation_mean([64, 4096])
+    >>> spread.round(4), (np.sqrt(8 / 3) / np.sqrt([64, 4096])).round(4)
+    (array([0.1879, 0.0255]), array([0.2041, 0.0255]))
     """
     d = _dimension(d)
     return 24 * (d - 1) / ((d + 2) ** 2 * (d + 4) * (d + 6))
@@ -138,6 +168,13 @@ def pooled_excess_kurtosis(
         If an entry leaves its range, or nothing varies.
 
     Source: chapter 8 (ours).
+
+    Examples
+    --------
+    >>> float(pooled_excess_kurtosis([1, 1, 1, 1], kurtoses=0))
+    0.0
+    >>> round(float(pooled_excess_kurtosis([1, 1, 1, 100], kurtoses=0)), 2)  # Gaussian channels, one of them large
+    8.31
     """
     v, k = checked("variances", variances, non_negative, "finite and >= 0"), _kurtoses(kurtoses)
     m = checked("means", means, np.isfinite, "finite")
@@ -170,6 +207,13 @@ def pooled_mean(m: ArrayLike, d: ArrayLike, kurtosis: ArrayLike, law: MatrixLaw)
         If a value leaves its range.
 
     Source: chapter 8 (ours).
+
+    Examples
+    --------
+    >>> pooled_mean(64, 64, kurtosis=[0, 6], law="haar").round(4)
+    array([0.    , 0.2727])
+    >>> pooled_mean(64, 64, kurtosis=[0, 6], law="gaussian").round(4)  # rows differ in length
+    array([0.0922, 0.3734])
     """
     m, d, k = _dimension(m, "m"), _dimension(d), _kurtoses(kurtosis)
     if checked_choice("law", law, MatrixLaw) == "gaussian":
@@ -200,6 +244,13 @@ def rotated_excess_kurtosis(radius_ratio: ArrayLike, d: ArrayLike) -> FloatArray
         If a value leaves its range.
 
     Source: chapter 8 (ours).
+
+    Examples
+    --------
+    >>> round(float(rotated_excess_kurtosis(1 + (6 + 2) / 64, d=64)), 4)  # independent entries, k = 6: 3 * 6 / 66
+    0.2727
+    >>> round(float(rotated_excess_kurtosis(1, d=64)), 4)  # tokens of one length
+    -0.0909
     """
     rho = checked("radius_ratio", radius_ratio, lambda v: np.isfinite(v) & (v >= 1), "finite and >= 1")
     d = _dimension(d)
@@ -211,6 +262,11 @@ def common_radius_excess_kurtosis(radius_ratio: ArrayLike) -> FloatArray:
 
     ``rho = E r**4 / (E r**2)**2``. It does not depend on w: no mixing contracts it. Raises ValueError unless
     ``rho >= 1``. Source: chapter 8 (ours).
+
+    Examples
+    --------
+    >>> float(common_radius_excess_kurtosis(student_radius_ratio(6)))  # 6 / (6 - 4), that of one entry
+    3.0
     """
     return 3 * (checked("radius_ratio", radius_ratio, lambda v: np.isfinite(v) & (v >= 1), "finite and >= 1") - 1)
 
@@ -220,6 +276,11 @@ def student_radius_ratio(nu: ArrayLike) -> FloatArray:
 
     Its entries are uncorrelated and have the excess kurtosis ``6 / (nu - 4)``, as has every linear form of them.
     Raises ValueError for ``nu <= 4``, where the fourth moment is infinite. Source: chapter 8.
+
+    Examples
+    --------
+    >>> student_radius_ratio([5, 6, 100]).round(4)
+    array([3.    , 2.    , 1.0208])
     """
     nu = checked("nu", nu, lambda v: np.isfinite(v) & (v > 4), "finite and > 4")
     return (nu - 2) / (nu - 4)
@@ -245,6 +306,11 @@ def raw_excess_kurtosis(
         If a value leaves its range.
 
     Source: chapter 8 (ours).
+
+    Examples
+    --------
+    >>> raw_excess_kurtosis(kurtosis=6, mean=[0, 1, 10]).round(4)
+    array([ 6.  ,  1.  , -1.96])
     """
     k, v = _kurtoses(kurtosis), positive("variance", variance)
     m = checked("mean", mean, np.isfinite, "finite")
@@ -272,6 +338,11 @@ def activation_excess_kurtosis(activation: Activation, scale: ArrayLike = 1.0) -
         If a value leaves its range.
 
     Source: chapter 8 (ours).
+
+    Examples
+    --------
+    >>> round(float(activation_excess_kurtosis("relu")), 3), round(float(activation_excess_kurtosis("swiglu")), 3)
+    (2.408, 18.785)
     """
     from scipy.special import expit, ndtr
 

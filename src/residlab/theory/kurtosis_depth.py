@@ -34,6 +34,11 @@ def legendre_4(c: ArrayLike, d: ArrayLike) -> FloatArray:
 
     ``P_4(1) = 1``. For d = 3 the Legendre polynomial, for d = 2 ``cos(4 arccos c)``. Raises ValueError unless d is an
     integer >= 2. Source: chapter 8.
+
+    Examples
+    --------
+    >>> legendre_4([1, 0.5], d=3), (35 * 0.5**4 - 30 * 0.5**2 + 3) / 8
+    (array([ 1.       , -0.2890625]), -0.2890625)
     """
     c, d = np.asarray(c, dtype=np.float64), _dimension(d)
     return np.asarray(((d + 2) * (d + 4) * c**4 - 6 * (d + 2) * c**2 + 3) / (d**2 - 1))[()]
@@ -59,6 +64,12 @@ def layer_eigenvalue(d: int, a: ArrayLike, b: ArrayLike, law: BranchLaw = "haar"
         If a value leaves its range.
 
     Source: chapter 8 (ours).
+
+    Examples
+    --------
+    >>> half = np.sqrt(0.5)
+    >>> round(float(layer_eigenvalue(4096, a=half, b=half)), 4)  # a**4 = 1/4 for infinite width
+    0.2497
     """
     checked_choice("law", law, BranchLaw)
     a, b = _weights(a, b)
@@ -83,6 +94,11 @@ def residual_contraction(d: int, a: ArrayLike, b: ArrayLike, law: BranchLaw = "h
     ``(a**2 / (a**2 + b**2))**2``, not to 0, as d grows; to order 1/d, with ``a**2 + b**2 = 1``, it is
     ``a**4 + (3 (1 - a**4) - 4 a**4 b**2 (1 + 3 b**2)) / d``. Arguments and errors as in `layer_eigenvalue`.
     Source: chapter 8 (ours).
+
+    Examples
+    --------
+    >>> residual_contraction(64, a=[0, 1], b=1).round(4)  # 3/66 without a residual; about 1/4 with one
+    array([0.0455, 0.2656])
     """
     floor = participation_mean(_dimension(d))
     return np.asarray(floor + (1 - floor) * layer_eigenvalue(d, a, b, law))[()]
@@ -111,6 +127,13 @@ def chain_participation(d: int, a: ArrayLike, b: ArrayLike, depth: int, law: Bra
         If a value leaves its range, or a shape does not fit.
 
     Source: chapter 8 (ours).
+
+    Examples
+    --------
+    >>> chain_participation(64, a=0, b=1, depth=3).round(4)
+    array([1.    , 0.0455, 0.0455, 0.0455])
+    >>> chain_participation(64, a=1, b=1, depth=3).round(4)  # a residual only slows it down
+    array([1.    , 0.2656, 0.0962, 0.0572])
     """
     shrunk = np.broadcast_to(layer_eigenvalue(d, a, b, law), (_depth(depth),))
     floor = participation_mean(_dimension(d))
@@ -122,6 +145,12 @@ def chain_participation_wide(d: int, a: ArrayLike, b: ArrayLike, depth: int) -> 
 
     Too large by ``(1 - F) (lam_inf**l - lam**l)``, relatively about ``4 l b**2 (1 + 3 b**2)/d`` before the floor takes
     over. Arguments and errors as there. Source: chapter 8 (ours).
+
+    Examples
+    --------
+    >>> exact, wide = chain_participation(64, 1, 1, depth=3), chain_participation_wide(64, 1, 1, depth=3)
+    >>> (wide - exact).round(4)
+    array([0.    , 0.0185, 0.0089, 0.0032])
     """
     a, b = _weights(a, b)
     shrunk = np.broadcast_to((a**2 / (a**2 + b**2)) ** 2, (_depth(depth),))
@@ -135,6 +164,13 @@ def chain_fourth_moment(d: int, a: ArrayLike, b: ArrayLike, depth: int) -> Float
     ``F (1 + 4 a**2 b**2 / (d (a**2 + b**2)**2))**l + (1 - F) (a**2/(a**2 + b**2))**(2 l)``. Its floor rises with depth,
     because rows come to differ in length; the mean of ratios, `chain_participation`, has none of that. Arguments and
     errors as there. Source: chapter 8 (ours).
+
+    Examples
+    --------
+    >>> chain_fourth_moment(64, 1, 1, depth=100)[[1, 10, 100]].round(3)  # its floor rises
+    array([0.285, 0.053, 0.214])
+    >>> chain_participation(64, 1, 1, depth=100)[[1, 10, 100]].round(3)
+    array([0.266, 0.045, 0.045])
     """
     a, b = _weights(a, b)
     a, b = (np.broadcast_to(each, (_depth(depth),)) for each in (a, b))
@@ -159,6 +195,11 @@ def chain_pooled(d: int, a: ArrayLike, b: ArrayLike, depth: int, kurtosis: Array
         Of the inputs, independent, of mean 0 and equal variance.
 
     Source: chapter 8 (ours).
+
+    Examples
+    --------
+    >>> chain_pooled(64, 1, 1, depth=64, kurtosis=0)[[0, 1, 64]].round(3)  # from Gaussian inputs
+    array([0.   , 0.047, 5.092])
     """
     a, b = _weights(a, b)
     stream = np.broadcast_to(a**2 / (a**2 + b**2), (_depth(depth),))
@@ -193,6 +234,11 @@ def closure(factor: ArrayLike, injected: ArrayLike, initial: ArrayLike, depth: i
         If a value leaves its range, or a shape does not fit.
 
     Source: chapter 8 (ours, after arXiv 2605.25880).
+
+    Examples
+    --------
+    >>> closure(factor=0.5, injected=1, initial=0, depth=3)
+    array([0.  , 1.  , 1.5 , 1.75])
     """
     c = np.broadcast_to(checked("factor", factor, non_negative, "finite and >= 0"), (_depth(depth),))
     q = np.broadcast_to(checked("injected", injected, np.isfinite, "finite"), (depth,))
@@ -206,6 +252,11 @@ def closure_fixed_point(factor: ArrayLike, injected: ArrayLike) -> FloatArray:
     """Return ``q / (1 - c)``, where the closure goes for ``0 <= c < 1``; infinite, with the sign of q, for c = 1.
 
     Raises ValueError for c outside [0, 1]. Source: chapter 8.
+
+    Examples
+    --------
+    >>> float(closure_fixed_point(factor=0.5, injected=1)), float(closure(0.5, 1, 0, depth=60)[-1])
+    (2.0, 2.0)
     """
     c = checked("factor", factor, lambda v: (v >= 0) & (v <= 1), "in [0, 1]")
     q = checked("injected", injected, np.isfinite, "finite")
@@ -231,6 +282,14 @@ def transported(participations: ArrayLike, injected: ArrayLike, initial: ArrayLi
         If a value leaves its range.
 
     Source: chapter 8 (ours).
+
+    Examples
+    --------
+    >>> g = chain_participation(64, a=0, b=1, depth=50)
+    >>> round(float(transported(g, injected=1, initial=0)[-1]), 3)  # 1 + 49 F, F = 3/66
+    3.227
+    >>> round(float(closure(factor=g[1], injected=1, initial=0, depth=50)[-1]), 3)  # the closure forgets it
+    1.048
     """
     g = np.atleast_1d(checked("participations", participations, lambda v: (v >= 0) & (v <= 1), "in [0, 1]"))
     q = checked("injected", injected, np.isfinite, "finite")[..., None]
@@ -265,6 +324,11 @@ def accumulated_excess_kurtosis(
         If a value leaves its range, or a shape does not fit.
 
     Source: chapter 8 (ours).
+
+    Examples
+    --------
+    >>> accumulated_excess_kurtosis(initial=6, branch=6, depth=3)  # 6 / (1 + l)
+    array([6. , 3. , 2. , 1.5])
     """
     a, b = _weights(a, b)
     a, b = (np.broadcast_to(each, (_depth(depth),)) for each in (a, b))

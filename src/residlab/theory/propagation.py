@@ -59,6 +59,11 @@ def attention_similarity(similarity: ArrayLike, participation: ArrayLike, overla
         If a value leaves its range.
 
     Source: chapter 10 (ours).
+
+    Examples
+    --------
+    >>> attention_similarity(0.5, participation=[1, 0.5, 0.1]).round(4)
+    array([0.5   , 0.6667, 0.9091])
     """
     c = checked("similarity", similarity, _fraction, "in [0, 1]")
     pi = checked("participation", participation, lambda v: (v > 0) & (v <= 1), "in (0, 1]")
@@ -83,6 +88,13 @@ def mixed_gram(gram: ArrayLike, rows: ArrayLike) -> FloatArray:
     ------
     ValueError
         If rows do not add up to 1.
+
+    Examples
+    --------
+    >>> rows = np.array([[1.0, 0], [0.5, 0.5]])
+    >>> mixed_gram(np.eye(2), rows).round(4)
+    array([[1.    , 0.7071],
+           [0.7071, 1.    ]])
     """
     P = checked("rows", rows, non_negative, "finite and >= 0")
     checked("the sum of each row", P.sum(axis=-1), lambda v: np.abs(v - 1) < 1e-6, "1")
@@ -114,6 +126,12 @@ def kernel_coefficients(kind: Feedforward = "swiglu", *, variance: float = 1.0) 
     kind : {"swiglu", "gelu"}
     variance : float, > 0
         v, of the pre-activations; 1 for scaled semi-orthogonal matrices behind a norm.
+
+    Examples
+    --------
+    >>> b = kernel_coefficients("gelu")
+    >>> b[:3].round(4), round(float(b.sum()), 6)
+    (array([0.1871, 0.5879, 0.2105]), 1.0)
     """
     checked_choice("kind", kind, Feedforward)
     root = float(np.sqrt(positive("variance", variance)))
@@ -129,19 +147,39 @@ def kernel_coefficients(kind: Feedforward = "swiglu", *, variance: float = 1.0) 
 
 
 def feedforward_kernel(similarity: ArrayLike, kind: Feedforward = "swiglu", *, variance: float = 1.0) -> FloatArray:
-    """Return ``psi(c)``, the cosine behind a feedforward with random weights; see `kernel_coefficients`."""
+    """Return ``psi(c)``, the cosine behind a feedforward with random weights; see `kernel_coefficients`.
+
+    Examples
+    --------
+    >>> feedforward_kernel([0, 0.5, 1], "swiglu").round(4)
+    array([0.    , 0.2574, 1.    ])
+    >>> feedforward_kernel([0, 0.5, 1], "gelu").round(4)  # GELU has a mean: unlike tokens become alike
+    array([0.1871, 0.5345, 1.    ])
+    """
     c = checked("similarity", similarity, _fraction, "in [0, 1]")
     return np.asarray(np.polynomial.polynomial.polyval(c, kernel_coefficients(kind, variance=variance)))
 
 
 def kernel_slope(kind: Feedforward = "swiglu", *, variance: float = 1.0) -> float:
-    """Return ``psi'(1)``: by how much a feedforward multiplies small squared distances, and squared gradients."""
+    """Return ``psi'(1)``: by how much a feedforward multiplies small squared distances, and squared gradients.
+
+    Examples
+    --------
+    >>> round(kernel_slope("swiglu"), 4), round(kernel_slope("gelu"), 4)
+    (2.0666, 1.072)
+    """
     coefficients = kernel_coefficients(kind, variance=variance)
     return float(np.arange(len(coefficients)) @ coefficients)
 
 
 def critical_participation(kind: Feedforward = "swiglu", *, variance: float = 1.0) -> float:
-    """Return ``1/psi'(1)``, the participation below which almost equal tokens become more so with every layer."""
+    """Return ``1/psi'(1)``, the participation below which almost equal tokens become more so with every layer.
+
+    Examples
+    --------
+    >>> round(critical_participation("swiglu"), 4)
+    0.4839
+    """
     return 1 / kernel_slope(kind, variance=variance)
 
 
@@ -149,7 +187,16 @@ def critical_participation(kind: Feedforward = "swiglu", *, variance: float = 1.
 
 
 class Rows(NamedTuple):
-    """What rows of attention do, by position, (tokens,): weight on the token itself, and participation."""
+    """What rows of attention do, by position, (tokens,): weight on the token itself, and participation.
+
+    Examples
+    --------
+    >>> rows = initial_rows(0.0, 1.0, tokens=4, head_dim=32, width=128)
+    >>> rows._fields
+    ('self_weight', 'participation')
+    >>> float(rows.participation[0])  # the first token sees itself only
+    1.0
+    """
 
     self_weight: FloatArray
     participation: FloatArray
@@ -187,6 +234,15 @@ def initial_rows(
         Base of the rotary positions; None for none.
 
     Source: chapter 10 (ours).
+
+    Examples
+    --------
+    >>> flat = initial_rows(0.5, 1e-9, tokens=4, head_dim=32, width=128, shared=False)
+    >>> flat.participation.round(4)  # without logits the row is uniform
+    array([1.    , 0.5   , 0.3333, 0.25  ])
+    >>> peaked = initial_rows(0.05, 1.0, tokens=4, head_dim=32, width=128)
+    >>> bool(peaked.self_weight[-1] > 0.9)  # W_K = W_Q: a token sees itself
+    True
     """
     c = float(checked("similarity", similarity, _fraction, "in [0, 1]"))
     s = float(positive("scale", scale))
@@ -227,7 +283,15 @@ def _log_cumulative(values: FloatArray) -> FloatArray:
 
 
 def rotary_alignment(tokens: int, head_dim: int, base: float | None) -> FloatArray:
-    """Return ``rho_r = (2/head_dim) sum_i cos(r base**(-2i/head_dim))`` for r = 0 ... tokens - 1; ones without base."""
+    """Return ``rho_r = (2/head_dim) sum_i cos(r base**(-2i/head_dim))`` for r = 0 ... tokens - 1; ones without base.
+
+    Examples
+    --------
+    >>> rotary_alignment(3, head_dim=32, base=None)
+    array([1., 1., 1.])
+    >>> rotary_alignment(3, head_dim=32, base=10000.0).round(4)
+    array([1.    , 0.9571, 0.8581])
+    """
     r = np.arange(tokens, dtype=np.float64)
     if base is None:
         return np.ones_like(r)
@@ -250,6 +314,12 @@ class Propagation(NamedTuple):
     gradient
         Root mean square gradient in the normalised tokens there over that at the end, if gradients of different tokens
         are uncorrelated and rows of attention are held fixed.
+
+    Examples
+    --------
+    >>> run = similarity_by_layer(2, tokens=16)
+    >>> run._fields, run.similarity.shape
+    (('similarity', 'participation', 'gradient'), (3,))
     """
 
     similarity: FloatArray
@@ -282,6 +352,13 @@ def similarity_by_layer(
         If a value leaves its range.
 
     Source: chapter 10 (ours).
+
+    Examples
+    --------
+    >>> apart = similarity_by_layer(8, tokens=16)
+    >>> alike = similarity_by_layer(8, tokens=16, shared=False)
+    >>> round(float(apart.similarity[-1]), 3), round(float(alike.similarity[-1]), 3)
+    (0.001, 0.841)
     """
     layers = int(checked("depth", depth, lambda v: (v >= 1) & (v == np.floor(v)), "a whole number >= 1"))
     positive("logit_scale", logit_scale)

@@ -56,6 +56,13 @@ def second_moments(norm: Norm, depth: int, *, ratio: ArrayLike | None = None) ->
         If ``norm`` is unknown, a parameter leaves its range, or ``ratio`` is missing or superfluous.
 
     Source: arXiv 2601.09719, Theorem 3.5; arXiv 2502.05795 (LNS); chapter 4.
+
+    Examples
+    --------
+    >>> second_moments("lns", 4)
+    array([1.        , 0.5       , 0.33333333, 0.25      ])
+    >>> second_moments("bhyt", 4, ratio=0.2)
+    array([0.04, 0.04, 0.04, 0.04])
     """
     if norm not in get_args(Norm):
         raise ValueError(f"norm must be one of {', '.join(map(repr, get_args(Norm)))}; got {norm!r}")
@@ -99,6 +106,11 @@ def variance_trajectory(branch: ArrayLike, *, correlation: ArrayLike = 0.0, init
         If an entry leaves its range, or there is no layer.
 
     Source: arXiv 2601.09719, proof of Theorem 3.5; chapter 4.
+
+    Examples
+    --------
+    >>> variance_trajectory(second_moments("pre-ln", 3), correlation=0.5).round(3)
+    array([1.   , 3.   , 5.732, 9.126])
     """
     correlation = checked("correlation", correlation, lambda v: (v >= -1) & (v <= 1), "in [-1, 1]")
     branch, initial = _branches(branch), _initial(initial)
@@ -117,6 +129,11 @@ def uncorrelated_trajectory(branch: ArrayLike, *, initial: ArrayLike = 1.0) -> F
 
     Constant gain ``g``: ``v_0 + g l`` (Pre-LN), ``v_0 + g H_l`` (LNS), ``v_0 + g l (lam/kappa)**2`` (BHyT).
     Parameters, result and errors as in `variance_trajectory`.
+
+    Examples
+    --------
+    >>> uncorrelated_trajectory(second_moments("lns", 4)).round(3)  # 1 and the harmonic numbers
+    array([1.   , 2.   , 2.5  , 2.833, 3.083])
     """
     return _accumulated(_branches(branch), _initial(initial))
 
@@ -126,6 +143,11 @@ def aligned_trajectory(branch: ArrayLike, *, initial: ArrayLike = 1.0) -> FloatA
 
     Constant gain ``g``: ``sum sqrt(b)`` is ``sqrt(g)`` times ``l`` (Pre-LN), ``1 + 1/sqrt(2) + ... + 1/sqrt(l)`` (LNS),
     ``l lam/kappa`` (BHyT). Parameters, result and errors as in `variance_trajectory`.
+
+    Examples
+    --------
+    >>> aligned_trajectory(second_moments("pre-ln", 3))  # (1 + l)**2
+    array([ 1.,  4.,  9., 16.])
     """
     return _accumulated(np.sqrt(_branches(branch)), np.sqrt(_initial(initial))) ** 2
 
@@ -148,6 +170,13 @@ def first_exceedance(candidate: ArrayLike, reference: ArrayLike) -> FloatArray:
         If there is no layer, the depths differ, or an entry is not finite.
 
     Source: chapter 4.
+
+    Examples
+    --------
+    >>> bhyt = uncorrelated_trajectory(second_moments("bhyt", 64, ratio=0.4))
+    >>> lns = uncorrelated_trajectory(second_moments("lns", 64))
+    >>> float(first_exceedance(bhyt, lns))
+    24.0
     """
     candidate = checked("candidate", candidate, np.isfinite, "finite")
     reference = checked("reference", reference, np.isfinite, "finite")
@@ -168,6 +197,11 @@ def threshold_paper(depth: ArrayLike) -> FloatArray:
     For every ``rho_l`` in [0, 1], ``v_0 >= 0`` and increasing ``G_l``. No larger number serves all gains: if nearly all
     the gain is in the last layer, `threshold_uncorrelated` is as close to it as one likes.
     Raises ValueError if a depth is not a positive integer. Source: arXiv 2601.09719, Theorem 3.5; chapter 4.
+
+    Examples
+    --------
+    >>> threshold_paper([4, 64])
+    array([0.5  , 0.125])
     """
     return 1 / np.sqrt(_depths(depth))
 
@@ -196,6 +230,12 @@ def threshold_uncorrelated(reference: ArrayLike, gain: ArrayLike = 1.0, *, power
         If an entry leaves its range, or ``reference`` increases somewhere.
 
     Source: chapter 4 (ours).
+
+    Examples
+    --------
+    >>> lns = second_moments("lns", 64)
+    >>> round(float(threshold_uncorrelated(lns)[-1]), 4), float(threshold_paper(64))
+    (0.2723, 0.125)
     """
     reference, gain, exponent = _threshold_inputs(reference, gain, power)
     return _running_mean(reference**exponent, gain) ** (0.5 / exponent)
@@ -221,6 +261,12 @@ def threshold_aligned(reference: ArrayLike, gain: ArrayLike = 1.0, *, power: flo
     A gain or a correlation that increases with depth breaks it.
 
     Parameters, result and errors as in `threshold_uncorrelated`. Source: chapter 4 (ours).
+
+    Examples
+    --------
+    >>> lns = second_moments("lns", 64)
+    >>> round(float(threshold_aligned(lns)[-1]), 4), float(threshold_paper(64))
+    (0.2282, 0.125)
     """
     reference, gain, exponent = _threshold_inputs(reference, gain, power)
     return _running_mean(reference ** (exponent / 2), np.sqrt(gain)) ** (1 / exponent)
@@ -260,6 +306,14 @@ def critical_ratio(
         If an entry leaves its range, or ``reference`` increases somewhere.
 
     Source: chapter 4 (ours).
+
+    Examples
+    --------
+    >>> lns = second_moments("lns", 64)
+    >>> round(float(critical_ratio(lns)), 4), round(float(critical_ratio(lns, correlation=1.0)), 4)
+    (0.2723, 0.2282)
+    >>> round(float(threshold_uncorrelated(lns)[-1]), 4), round(float(threshold_aligned(lns)[-1]), 4)
+    (0.2723, 0.2282)
     """
     reference, gain, power = _threshold_inputs(reference, gain, power)
     correlation = checked("correlation", correlation, lambda v: (v >= 0) & (v <= 1), "in [0, 1]")

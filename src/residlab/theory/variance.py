@@ -46,6 +46,15 @@ def variance_bound(
         If an entry leaves its range, or ``bound`` is unknown.
 
     Source: arXiv 2601.09719, variance bound (linear); chapter 3 (sharp, ours).
+
+    Examples
+    --------
+    >>> float(variance_bound(mean=0, std=1, lam=2, kappa=1, bound="linear"))
+    4.0
+    >>> round(float(variance_bound(mean=0, std=1, lam=2, kappa=1)), 3)
+    0.929
+    >>> float(np.var(np.tanh(2 * np.array([-1, 1]))).round(3))  # attained: the token -1, 1
+    0.929
     """
     return _squared(_over_input_bound(mean, std, lam, kappa, with_mean=False), bound)
 
@@ -64,6 +73,14 @@ def second_moment_bound(
     not depend on the token's entries.
 
     Parameters and errors as in `variance_bound`. Source: arXiv 2601.09719 (mean-free, linear); chapter 3.
+
+    Examples
+    --------
+    >>> x = np.array([3.0, -1, 0, 2])
+    >>> float(np.mean(np.tanh(2 * x / (4 * x.std() + abs(x.mean()))) ** 2).round(4))
+    0.1934
+    >>> float(second_moment_bound(x.mean(), x.std(), lam=2, kappa=4).round(4))
+    0.2215
     """
     return _squared(_over_input_bound(mean, std, lam, kappa, with_mean=True), bound)
 
@@ -73,6 +90,13 @@ def mean_tolerance(kappa: ArrayLike) -> FloatArray:
 
     ``(std**2 + mean**2) / (kappa std + |mean|)**2 <= 1/kappa**2`` iff ``|mean|/std <= 2 kappa / (kappa**2 - 1)``;
     always (inf) if ``kappa <= 1``. Raises ValueError if ``kappa`` is not positive and finite. Source: chapter 3 (ours).
+
+    Examples
+    --------
+    >>> mean_tolerance([1, 2, 10]).round(4)
+    array([   inf, 1.3333, 0.202 ])
+    >>> second_moment_bound(mean=[0, 1.3, 1.4], std=1, lam=2, kappa=2).round(4)  # 4/3 is tolerated
+    array([0.58  , 0.5762, 0.5877])
     """
     kappa = positive("kappa", kappa)
     above_one = kappa > 1
@@ -85,6 +109,14 @@ def extremal_law(mean: ArrayLike, std: ArrayLike) -> tuple[FloatArray, FloatArra
 
     Atoms ``-r, r``, ``r = sqrt(std**2 + mean**2)``, masses ``(1 -+ mean/r) / 2``: it has this mean and standard
     deviation, and one modulus. Raises ValueError if ``std`` is negative, an entry not finite, or both are zero.
+
+    Examples
+    --------
+    >>> atoms, masses = extremal_law(mean=3, std=4)
+    >>> atoms, masses
+    (array([-5.,  5.]), array([0.2, 0.8]))
+    >>> float(masses @ atoms), float(masses @ atoms**2 - 9)  # mean 3, variance 16
+    (3.0, 16.0)
     """
     mean, std = _moments(mean, std)
     r = np.hypot(mean, std)
@@ -99,6 +131,13 @@ def gaussian_second_moment(ratio: ArrayLike) -> FloatArray:
     Trapezoidal rule, exact to about 1e-15 relative for every ratio. For one token of ``d`` entries, whose own RMS is
     divided out, the value is larger by O(1/d). Raises ValueError if ``ratio`` is negative or not finite.
     Source: chapter 3.
+
+    Examples
+    --------
+    >>> gaussian_second_moment([0.1, 1, 10]).round(4)
+    array([0.0098, 0.3943, 0.9205])
+    >>> float(second_moment_bound(0, 1, lam=1, kappa=1).round(4))  # what no law exceeds at ratio 1
+    0.58
     """
     ratio = checked("ratio", ratio, non_negative, "finite and >= 0")[..., None]
     # Step 1/4 in the narrower of the variables g and ratio g: both integrands are analytic in a strip of width pi/2,

@@ -1,8 +1,10 @@
 """Checkpoints: safetensors and JSON, whole or absent, the newest two kept.
 
-folder/step-000200/model.safetensors       weights
-                   optimizer.safetensors   tensors of the optimizer, and the random generators' states
-                   state.json              step, configuration, the optimizer's plain values, hashes of both files
+Its files, in the folder of the run:
+
+    step-000200/model.safetensors       weights
+                optimizer.safetensors   tensors of the optimizer, and the random generators' states
+                state.json              step, configuration, the optimizer's plain values, hashes of both files
 """
 
 import hashlib
@@ -29,7 +31,13 @@ _NAME = re.compile(r"step-(\d{6,})")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that training needs to go on as if it had never stopped."""
+    """All that training needs to go on as if it had never stopped.
+
+    Examples
+    --------
+    >>> list(Checkpoint.__dataclass_fields__)
+    ['step', 'config', 'model', 'optimizer', 'random', 'progress']
+    """
 
     step: int
     config: dict[str, Any]
@@ -40,7 +48,13 @@ class Checkpoint:
 
 
 def random_state() -> dict[str, Tensor]:
-    """Return the states of torch's generators."""
+    """Return the states of torch's generators.
+
+    Examples
+    --------
+    >>> sorted(random_state())[0]
+    'cpu'
+    """
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -48,7 +62,16 @@ def random_state() -> dict[str, Tensor]:
 
 
 def set_random_state(states: dict[str, Tensor]) -> None:
-    """Put torch's generators into those states."""
+    """Put torch's generators into those states.
+
+    Examples
+    --------
+    >>> states = random_state()
+    >>> before = torch.rand(3)
+    >>> set_random_state(states)
+    >>> torch.equal(torch.rand(3), before)
+    True
+    """
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
@@ -63,6 +86,12 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     ------
     ResidlabError
         If it cannot be written, for instance on a full disk.
+
+    Examples
+    --------
+    >>> parts = {"model": {"w": torch.ones(2)}, "optimizer": {}, "random": random_state(), "progress": {}}
+    >>> save_checkpoint(Path("run"), Checkpoint(step=10, config={"seed": 0}, **parts)).name
+    'step-000010'
     """
     target = folder / f"step-{checkpoint.step:06d}"
     staging = folder / f".{target.name}.part"
@@ -104,6 +133,17 @@ def latest_checkpoint(folder: Path, config: dict[str, Any]) -> Checkpoint | None
     ------
     ResidlabError
         If it is damaged, or belongs to another configuration.
+
+    Examples
+    --------
+    >>> parts = {"model": {"w": torch.ones(2)}, "optimizer": {}, "random": random_state(), "progress": {}}
+    >>> for step in (10, 20, 30):
+    ...     path = save_checkpoint(Path("run-a"), Checkpoint(step=step, config={"seed": 0}, **parts))
+    ...
+    >>> latest_checkpoint(Path("run-a"), {"seed": 0}).step, len(list(Path("run-a").iterdir()))  # two are kept
+    (30, 2)
+    >>> latest_checkpoint(Path("none"), {"seed": 0}) is None
+    True
     """
     found = _complete(folder)
     return load_checkpoint(found[-1], config) if found else None
@@ -116,6 +156,13 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     ------
     ResidlabError
         If it is damaged.
+
+    Examples
+    --------
+    >>> parts = {"model": {"w": torch.ones(2)}, "optimizer": {}, "random": random_state(), "progress": {}}
+    >>> path = save_checkpoint(Path("run-b"), Checkpoint(step=10, config={"seed": 0}, **parts))
+    >>> newest_checkpoint(Path("run-b")).config
+    {'seed': 0}
     """
     found = _complete(folder)
     return load_checkpoint(found[-1]) if found else None
@@ -128,6 +175,15 @@ def load_checkpoint(path: Path, config: dict[str, Any] | None = None) -> Checkpo
     ------
     ResidlabError
         If it is damaged, or belongs to another configuration.
+
+    Examples
+    --------
+    >>> parts = {"model": {"w": torch.ones(2)}, "optimizer": {}, "random": random_state(), "progress": {}}
+    >>> path = save_checkpoint(Path("run-c"), Checkpoint(step=10, config={"seed": 0}, **parts))
+    >>> load_checkpoint(path).model
+    {'w': tensor([1., 1.])}
+    >>> load_checkpoint(path, {"seed": 0}).step
+    10
     """
     try:
         state = json.loads((path / "state.json").read_text())

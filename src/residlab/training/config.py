@@ -58,6 +58,16 @@ class TrainConfig:
 
     ``probe_at``, ``probes_last`` and ``start`` are left out of `to_dict` where they say nothing, so that the hashes of
     runs without them are what they were before there were such options.
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> from residlab.models.config import ModelConfig
+    >>> config = TrainConfig(model=ModelConfig(depth=2, width=32, heads=2, vocabulary=257, context=64), steps=100)
+    >>> TrainConfig.from_dict(config.to_dict()).hash == config.hash
+    True
+    >>> replace(config, seed=1).hash == config.hash
+    False
     """
 
     model: ModelConfig

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The mean loss over a text, and what it was measured on."""
+    """The mean loss over a text, and what it was measured on.
+
+    Examples
+    --------
+    >>> Evaluation(nats_per_token=1.0, bits_per_byte=1.44, tokens=100, bytes=100).bits_per_byte
+    1.44
+    """
 
     nats_per_token: float
     bits_per_byte: float
@@ -59,6 +65,17 @@ def evaluate(
     ------
     ResidlabError
         If the text is shorter than a window.
+
+    Examples
+    --------
+    >>> from residlab.models.config import ModelConfig
+    >>> from residlab.models.transformer import Transformer
+    >>> from residlab.training.tokenizers import ByteTokenizer
+    >>> from residlab.training.tokens import token_file
+    >>> model = Transformer(ModelConfig(depth=1, width=16, heads=2, vocabulary=257, context=16), seed=0)
+    >>> found = evaluate(model, token_file("hello", ["hello " * 20], ByteTokenizer()), context=16)
+    >>> found.bytes, round(found.bits_per_byte)  # before training: 8 bits a byte
+    (120, 8)
     """
     device = next(model.parameters()).device
     rank, world = (0, 1) if fabric is None else (fabric.global_rank, fabric.world_size)

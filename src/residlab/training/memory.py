@@ -75,6 +75,14 @@ class StepMemory:
         Those that are there when the backward begins, or nearly so: the output layer's; with accumulation, all.
     checkpoint
         What writing one takes: twice the larger of its two files.
+
+    Examples
+    --------
+    >>> from residlab.models.config import ModelConfig
+    >>> from residlab.training.config import TrainConfig
+    >>> memory = step_memory(TrainConfig(model=ModelConfig(depth=4, width=256, heads=4, vocabulary=257), steps=1))
+    >>> memory.weights == memory.gradients, memory.peak > memory.weights + memory.optimizer
+    (True, True)
     """
 
     weights: int
@@ -113,6 +121,17 @@ def step_memory(config: TrainConfig, *, processes: int = 1, strategy: Strategy =
     ------
     ResidlabError
         If the optimizer does not take the model.
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> from residlab.models.config import ModelConfig
+    >>> from residlab.training.config import TrainConfig
+    >>> config = TrainConfig(model=ModelConfig(depth=4, width=256, heads=4, vocabulary=257, context=256), steps=1)
+    >>> round(step_memory(config).peak / 1e6)  # megabytes
+    430
+    >>> round(step_memory(replace(config, accumulation=4)).peak / 1e6)
+    149
     """
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         model = Transformer(config.model)
@@ -136,7 +155,21 @@ def step_memory(config: TrainConfig, *, processes: int = 1, strategy: Strategy =
 
 
 def optimizer_bytes(config: OptimizerConfig, assignments: Sequence[Assignment]) -> int:
-    """Return the bytes that an optimizer keeps between steps, its counts of steps left out."""
+    """Return the bytes that an optimizer keeps between steps, its counts of steps left out.
+
+    Examples
+    --------
+    >>> from residlab.training.optimizer_config import OptimizerConfig
+    >>> from residlab.training.optimizers import assign
+    >>> model = torch.nn.Linear(100, 100, bias=False)
+    >>> for kind in ("adamw", "muon", "soap"):
+    ...     config = OptimizerConfig(kind=kind)
+    ...     print(kind, optimizer_bytes(config, assign(torch.nn.Sequential(model), config)) / 10_000)
+    ...
+    adamw 8.0
+    muon 4.0
+    soap 56.0
+    """
     rest = sum(a.parameter.numel() for a in assignments if a.by == "adamw")
     shapes = [tuple(a.parameter.shape) for a in assignments if a.by != "adamw"]
     numbers = sum(rows * columns for rows, columns in shapes)
@@ -156,6 +189,13 @@ def activation_bytes(config: ModelConfig, batch: int, *, bfloat16: bool = False)
     """Return the bytes that a forward of ``batch`` sequences of ``context`` tokens and its loss keep for the backward.
 
     Weights themselves and token ids are not in it.
+
+    Examples
+    --------
+    >>> from residlab.models.config import ModelConfig
+    >>> config = ModelConfig(depth=2, width=64, heads=4, vocabulary=257, context=128)
+    >>> round(activation_bytes(config, batch=8) / activation_bytes(config, batch=4), 2)
+    2.0
     """
     T, d, V = config.context, config.width, config.vocabulary
     q, k, f = config.heads * config.head_dim, config.kv_heads * config.head_dim, config.feedforward_width

@@ -52,6 +52,15 @@ class OptimizerConfig:
         The longest side of a matrix that ``soap``, ``shampoo`` and ``kl-shampoo`` accept, their cost being cubic.
     rest_lr, rest_betas, rest_eps
         Of AdamW on the rest; for ``adamw`` by default those of matrices, else 1e-3, (0.9, 0.95), 1e-8.
+
+    Examples
+    --------
+    >>> OptimizerConfig(kind="muon").scale, OptimizerConfig(kind="muon").rest_lr
+    ('original', 0.001)
+    >>> OptimizerConfig(kind="muon", betas=(0.9, 0.95))
+    Traceback (most recent call last):
+        ...
+    residlab.errors.ResidlabError: betas belongs to adamw, soap; got betas = (0.9, 0.95) for "muon"
     """
 
     kind: Kind = "adamw"

@@ -50,7 +50,15 @@ ENTRYWISE: tuple[Kind, ...] = ("adamw", "signgd")
 
 
 def assign(model: nn.Module, config: OptimizerConfig, heads: Iterable[str] | None = None) -> list[Assignment]:
-    """Return the trainable parameters of any module, each once, with who updates it; see `make_optimizer`."""
+    """Return the trainable parameters of any module, each once, with who updates it; see `make_optimizer`.
+
+    Examples
+    --------
+    >>> from residlab.training.optimizer_config import OptimizerConfig
+    >>> model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 6))
+    >>> {one.name: one.by for one in assign(model, OptimizerConfig(kind="muon"))}
+    {'0.weight': 'adamw', '1.weight': 'muon', '1.bias': 'adamw'}
+    """
     roles = _roles(model, heads)
     assignments = []
     for name, parameter in model.named_parameters():
@@ -118,6 +126,15 @@ class TrainingOptimizer:
         Calls of `step` so far.
     factor
         The present factor of all learning rates.
+
+    Examples
+    --------
+    >>> from residlab.training.optimizer_config import OptimizerConfig
+    >>> model = nn.Linear(4, 6)
+    >>> optimizer = make_optimizer(model, OptimizerConfig(kind="muon", lr=0.02))
+    >>> optimizer.set_lr(0.5)
+    >>> [group["lr"] for group in optimizer.param_groups]  # Muon's, and AdamW's on the bias
+    [0.01, 0.0005]
     """
 
     def __init__(self, config: OptimizerConfig, assignments: list[Assignment], parts: list[Part]) -> None:
@@ -221,6 +238,17 @@ def make_optimizer(
     least). A bfloat16 parameter loses steps below half its last digit (KL-Shampoo rounds them stochastically): to train
     in bfloat16, keep parameters in float32 under autocast. ``soap`` and ``kl-shampoo`` move no matrix at their first
     step, which starts their factors.
+
+    Examples
+    --------
+    >>> from residlab.training.optimizer_config import OptimizerConfig
+    >>> model = nn.Linear(4, 6)
+    >>> optimizer = make_optimizer(model, OptimizerConfig(kind="signgd", lr=0.01, momentum=0.0))
+    >>> before = model.weight.detach().clone()
+    >>> model(torch.ones(2, 4)).sum().backward()
+    >>> optimizer.step()
+    >>> (before - model.weight).detach().abs().round(decimals=4).unique()  # the rate, whatever the gradient
+    tensor([0.0100])
     """
     if config.kind not in ENTRYWISE and any(map(is_sharded, model.parameters())):
         raise ResidlabError(
@@ -245,6 +273,13 @@ def grad_norm(parameters: nn.Module | Iterable[Tensor]) -> Tensor:
 
     Over all parts of gradients that are divided among processes. No synchronisation with the device. In float32,
     entries beyond 1.8e19 give infinity and those under 1e-23 vanish.
+
+    Examples
+    --------
+    >>> layer = nn.Linear(2, 1, bias=False)
+    >>> layer(torch.tensor([3.0, 4.0])).backward()
+    >>> round(grad_norm(layer).item(), 6)
+    5.0
     """
     gradients = [p.grad for p in _parameters(parameters) if p.grad is not None]
     half = (torch.float16, torch.bfloat16)
@@ -260,6 +295,13 @@ def clip(parameters: nn.Module | Iterable[Tensor], max_norm: float) -> Tensor:
     ------
     ResidlabError
         If ``max_norm`` is not a finite number > 0.
+
+    Examples
+    --------
+    >>> layer = nn.Linear(2, 1, bias=False)
+    >>> layer(torch.tensor([3.0, 4.0])).backward()
+    >>> round(clip(layer.parameters(), max_norm=0.5).item(), 6), layer.weight.grad  # the norm was 5
+    (5.0, tensor([[0.3000, 0.4000]]))
     """
     if not is_real(max_norm) or max_norm <= 0:
         raise ResidlabError(f"max_norm must be a finite number > 0; got {max_norm!r}")

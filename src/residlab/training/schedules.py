@@ -38,6 +38,12 @@ class ScheduleConfig:
         The factor at step ``steps``, in [0, 1]; by default 0. ``constant`` has none (it is 1).
     decay
         Steps of the last phase of ``wsd``, by default a tenth of ``steps``; together with ``warmup`` at most ``steps``.
+
+    Examples
+    --------
+    >>> schedule = ScheduleConfig(kind="wsd", steps=100, warmup=10, decay=20)
+    >>> [round(schedule.factor(step), 3) for step in (0, 9, 50, 90, 100)]
+    [0.1, 1.0, 1.0, 0.5, 0.0]
     """
 
     kind: ScheduleKind = "constant"

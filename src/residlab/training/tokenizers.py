@@ -52,6 +52,12 @@ class Tokenizer(ABC):
         A hash of all that decides the ids of a text.
     byte_lengths
         ``(vocabulary,)`` int64: the bytes each id stands for, 0 for ``end``.
+
+    Examples
+    --------
+    >>> tokenizer = ByteTokenizer()
+    >>> tokenizer.decode([*tokenizer.encode("héllo"), tokenizer.end])
+    'héllo'
     """
 
     name: str
@@ -103,7 +109,13 @@ def _utf8(text: str) -> bytes:
 
 
 class ByteTokenizer(Tokenizer):
-    """The bytes of UTF-8: ids 0 to 255, and 256 for the end of a document."""
+    """The bytes of UTF-8: ids 0 to 255, and 256 for the end of a document.
+
+    Examples
+    --------
+    >>> ByteTokenizer().encode("hé").tolist(), ByteTokenizer().vocabulary
+    ([104, 195, 169], 257)
+    """
 
     name = "bytes"
     fingerprint = "residlab-bytes-1"
@@ -120,6 +132,13 @@ class BPETokenizer(Tokenizer):
     """Byte-level BPE with GPT-2's pre-tokens: no merge crosses a word, every text has ids.
 
     Made by `BPETokenizer.train`, `BPETokenizer.from_json` or, cached, by `tokenizer_for`.
+
+    Examples
+    --------
+    >>> bpe = BPETokenizer.train(["low lower lowest"] * 10, vocabulary=270)
+    >>> ids = bpe.encode("lower")
+    >>> len(ids) < 5, bpe.decode(ids), int(bpe.byte_lengths[ids].sum())
+    (True, 'lower', 5)
     """
 
     def __init__(self, model: "tokenizers.Tokenizer") -> None:
@@ -236,6 +255,12 @@ def tokenizer_for(name: str, corpus: Corpus, *, cache: Path | None = None) -> To
     ------
     ResidlabError
         If the name is unknown, the corpus cannot be read, or the cache cannot be written.
+
+    Examples
+    --------
+    >>> from residlab.training.corpus import corpus_of
+    >>> tokenizer_for("bytes", corpus_of("numbers", ["one", "two", "three"])).vocabulary
+    257
     """
     if name == "bytes":
         return ByteTokenizer()

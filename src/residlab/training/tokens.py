@@ -49,6 +49,15 @@ class TokenFile:
         How many there are, and the length of their texts.
     fingerprint
         A hash of the ids.
+
+    Examples
+    --------
+    >>> from residlab.training.tokenizers import ByteTokenizer
+    >>> text = token_file("greetings", ["hello", "bye"], ByteTokenizer())
+    >>> text.ids.tolist()
+    [104, 101, 108, 108, 111, 256, 98, 121, 101, 256]
+    >>> text.documents, text.bytes
+    (2, 8)
     """
 
     name: str
@@ -65,7 +74,16 @@ class TokenFile:
 
 @dataclass(frozen=True, eq=False)
 class TokenizedCorpus:
-    """Both splits of a corpus, as one tokenizer sees them."""
+    """Both splits of a corpus, as one tokenizer sees them.
+
+    Examples
+    --------
+    >>> from residlab.training.corpus import corpus_of
+    >>> from residlab.training.tokenizers import ByteTokenizer
+    >>> texts = tokenized(corpus_of("numbers", ["one", "two", "three"]), ByteTokenizer(), cache=Path("cache"))
+    >>> texts.train.documents + texts.validation.documents
+    3
+    """
 
     tokenizer: Tokenizer
     train: TokenFile
@@ -82,6 +100,11 @@ def bits_per_byte(nats: float, count: int) -> float:
     ------
     ResidlabError
         If there is not one byte.
+
+    Examples
+    --------
+    >>> round(float(bits_per_byte(nats=10 * np.log(2), count=5)), 6)
+    2.0
     """
     if count < 1:
         raise ResidlabError(f"bits per byte needs at least one byte of text; got {count}")
@@ -89,7 +112,14 @@ def bits_per_byte(nats: float, count: int) -> float:
 
 
 def token_file(name: str, texts: list[str], tokenizer: Tokenizer) -> TokenFile:
-    """Return the ids of texts held in memory, in their order, ``end`` behind each."""
+    """Return the ids of texts held in memory, in their order, ``end`` behind each.
+
+    Examples
+    --------
+    >>> from residlab.training.tokenizers import ByteTokenizer
+    >>> token_file("empty", [], ByteTokenizer()).ids.shape
+    (0,)
+    """
     parts = [np.append(ids, np.array(tokenizer.end, tokenizer.dtype)) for ids in tokenizer.encode_batch(texts)]
     ids = np.concatenate(parts) if parts else np.zeros(0, tokenizer.dtype)
     ids.flags.writeable = False
@@ -116,6 +146,14 @@ def tokenized(corpus: Corpus, tokenizer: Tokenizer, *, cache: Path | None = None
     ------
     ResidlabError
         If the corpus is empty or cannot be read, or the cache cannot be written. Nothing half-written is left.
+
+    Examples
+    --------
+    >>> from residlab.training.corpus import corpus_of
+    >>> from residlab.training.tokenizers import ByteTokenizer
+    >>> texts = tokenized(corpus_of("numbers", ["one", "two", "three"]), ByteTokenizer(), cache=Path("cache"))
+    >>> texts.train.bytes + texts.validation.bytes, texts.train.end
+    (11, 256)
     """
     where = storage.cache_dir() if cache is None else cache
     header = {"format": _FORMAT, "corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint}

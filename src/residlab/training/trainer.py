@@ -53,7 +53,13 @@ FLUSH_EVERY = 100
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What came out: the model (its parameters divided, if they were in training), its last evaluation, and the run."""
+    """What came out: the model (its parameters divided, if they were in training), its last evaluation, and the run.
+
+    Examples
+    --------
+    >>> list(TrainingResult.__dataclass_fields__)
+    ['model', 'evaluation', 'losses', 'skipped', 'seconds']
+    """
 
     model: Transformer
     evaluation: Evaluation
@@ -88,6 +94,21 @@ class Trainer:
     ------
     ResidlabError
         If the vocabulary does not fit, or lightning-fabric is missing.
+
+    Examples
+    --------
+    >>> from residlab.models.config import ModelConfig
+    >>> from residlab.training.config import TrainConfig
+    >>> from residlab.training.corpus import corpus_of
+    >>> from residlab.training.tokenizers import ByteTokenizer
+    >>> from residlab.training.tokens import tokenized
+    >>> documents = [f"{n} times {n} is {n * n}. " * 5 for n in range(40)]
+    >>> texts = tokenized(corpus_of("squares", documents), ByteTokenizer(), cache=Path("cache"))
+    >>> model = ModelConfig(depth=1, width=16, heads=2, vocabulary=257, context=16)
+    >>> config = TrainConfig(model=model, steps=30, batch=4, evaluation_tokens=200)
+    >>> result = Trainer(config, Path("run"), texts).run()
+    >>> result.losses[0] > 5, result.losses[-1] < result.losses[0], sorted(path.name for path in Path("run").iterdir())
+    (True, True, ['metrics.jsonl', 'step-000030'])
     """
 
     def __init__(
@@ -282,6 +303,14 @@ def default_fabric(config: TrainConfig, strategy: Strategy = "ddp") -> "Fabric":
     ------
     ResidlabError
         If lightning-fabric is not installed, or there is no such strategy.
+
+    Examples
+    --------
+    >>> from residlab.models.config import ModelConfig
+    >>> from residlab.training.config import TrainConfig
+    >>> config = TrainConfig(model=ModelConfig(depth=1, width=16, heads=2, vocabulary=257), steps=1)
+    >>> default_fabric(config).world_size
+    1
     """
     if strategy not in get_args(Strategy):
         raise ResidlabError(f"strategy must be one of {', '.join(get_args(Strategy))}; got {strategy!r}")

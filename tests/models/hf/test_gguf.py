@@ -219,7 +219,7 @@ def test_a_killed_conversion_says_so(tmp_path, monkeypatch):
 
 
 def test_what_is_missing_is_named(tmp_path, monkeypatch):
-    with pytest.raises(ResidlabError, match=r"^smollm2 is not in .*: run `residlab fetch smollm2`$"):
+    with pytest.raises(ResidlabError, match=r"^smollm2 is not in .*: run `residlab fetch smollm2 --cache-dir .*`$"):
         hf.smollm2(cache=tmp_path)
     find = importlib.util.find_spec
     for gone in ("transformers", "gguf"):

@@ -1,5 +1,6 @@
 /* What is wider than the page scrolls in a box of its own. Here the box learns to say so: `data-rl-more` names the
-   sides on which more is to be seen (the style fades them), and the keyboard reaches it. */
+   sides on which more is to be seen (the style fades them), and the keyboard reaches it. Then: what search from disk
+   and printing need. */
 "use strict";
 (() => {
   const BOXES = "span.math, div.math mjx-container, table";
@@ -32,4 +33,32 @@
   document.querySelectorAll(".bd-article :is(.math, table)").forEach((element) => observer.observe(element));
   const scrolled = ({ target }) => target instanceof Element && target.matches("[data-rl-more]") && look(target);
   document.addEventListener("scroll", scrolled, { capture: true, passive: true });
+
+  /* A page from disk may not read the pages that it found, which is where excerpts come from: it lists titles alone. */
+  if (location.protocol === "file:" && typeof DOCUMENTATION_OPTIONS !== "undefined") {
+    DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
+  }
+
+  /* Sphinx looks an entry of the reference up by its name as a selector, in which dots would be classes. */
+  if (typeof Search !== "undefined") {
+    const text = Search.htmlToText;
+    Search.htmlToText = (html, anchor) => text(html, anchor && `#${CSS.escape(anchor.slice(1))}`);
+  }
+
+  /* Paper is white and cannot be unfolded: print in the light, with proofs and solutions open; code and data stay shut. */
+  const root = document.documentElement;
+  let before = null;
+  window.addEventListener("beforeprint", () => {
+    if (before) return;
+    const folded = document.querySelectorAll(".bd-article details.sd-dropdown:not([open])");
+    before = { theme: root.dataset.theme, folded };
+    for (const details of folded) details.open = true;
+    if (before.theme) root.dataset.theme = "light";
+  });
+  window.addEventListener("afterprint", () => {
+    if (!before) return;
+    for (const details of before.folded) details.open = false;
+    if (before.theme) root.dataset.theme = before.theme;
+    before = null;
+  });
 })();

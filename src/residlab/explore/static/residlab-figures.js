@@ -1,10 +1,12 @@
 /* Figures of a page: drawn from the JSON beside them when they come near the window, in the colours of the page's theme,
-   with the numbers behind them as a table and as CSV. Needs Plotly, loaded before or after; asks nobody for anything. */
+   with the numbers behind them as a table and as CSV. Needs Plotly: loaded by the page, before or after, or fetched from
+   beside this script if its element says so (data-plotly="plotly.min.js"). Asks nobody else for anything. */
 "use strict";
 (() => {
   const residlab = (window.residlab = window.residlab || {});
   if (residlab.figures) return;
 
+  const here = document.currentScript;
   const NEAR = "600px";
   const ROWS = 500;
   const ROLES = ["ink", "muted", "grid", "axis", "paper"];
@@ -270,7 +272,16 @@
     adopt(drawing);
   }
 
+  /** Plotly is large: where the page names it (`data-plotly`), it comes when all else is there and can be used. */
+  function fetchPlotly() {
+    if (window.Plotly || !here?.dataset.plotly || document.readyState === "loading") return;
+    const script = element("script", { src: new URL(here.dataset.plotly, here.src).href });
+    delete here.dataset.plotly;
+    setTimeout(() => document.head.append(script), 0);
+  }
+
   function start() {
+    fetchPlotly();
     for (const root of document.querySelectorAll(".rl-figure:not([data-ready])")) mount(root);
     for (const drawing of drawings) {
       if (drawing.drawn) continue;

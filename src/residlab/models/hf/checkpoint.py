@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +59,8 @@ def local_folder(source: str | os.PathLike[str]) -> Path:
         ) from error
 
 
-def read_config(folder: Path) -> PreTrainedConfig:
-    """Return the configuration in a folder, if it is one of those supported."""
+def read_values(folder: Path) -> dict[str, Any]:
+    """Return what ``config.json`` in a folder says, if that describes a model of Hugging Face's."""
     try:
         values = json.loads((folder / "config.json").read_text())
     except OSError as error:
@@ -70,6 +71,12 @@ def read_config(folder: Path) -> PreTrainedConfig:
         raise ResidlabError(f"{folder / 'config.json'} describes no model")
     if str(values.get("format", "")).startswith("residlab-"):
         raise ResidlabError(f"{folder} holds a model of ours: load it with residlab.models.files.load_model")
+    return values
+
+
+def read_config(folder: Path) -> PreTrainedConfig:
+    """Return the configuration in a folder, if it is one of those supported."""
+    values = read_values(folder)
     architectures = list(values.get("architectures") or [])
     kind = values.get("model_type")
     if not architectures and kind in SUPPORTED.values():
@@ -78,6 +85,11 @@ def read_config(folder: Path) -> PreTrainedConfig:
     check_architecture(architectures, values)
     if SUPPORTED[architectures[0]] != kind:
         raise ResidlabError(f"model_type of a {architectures[0]} must be {SUPPORTED[architectures[0]]}; got {kind!r}")
+    return their_config(folder, str(kind))
+
+
+def their_config(folder: Path, kind: str) -> PreTrainedConfig:
+    """Return transformers' configuration of a folder; its own code, if it has any, is not run."""
     from transformers import AutoConfig
 
     try:
@@ -101,12 +113,34 @@ def opened(folder: Path) -> Iterator[tuple[list[str], Callable[[str], Tensor]]]:
         yield list(homes), lambda name: homes[name].get_tensor(name)
 
 
+@dataclass(frozen=True)
+class TensorHeader:
+    """What a file says of a tensor before it is read: its shape, and its type as safetensors names it (``F32``)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def tensor_headers(folder: Path) -> dict[str, TensorHeader]:
+    """Return the headers of a checkpoint's tensors by name; no weight is read."""
+    found = {}
+    for file in _weight_files(folder):
+        try:
+            with safetensors.safe_open(file, framework="pt") as handle:
+                for name in handle.keys():  # noqa: SIM118  (a handle is no dictionary)
+                    part = handle.get_slice(name)
+                    found[name] = TensorHeader(tuple(part.get_shape()), part.get_dtype())
+        except (OSError, safetensors.SafetensorError) as error:
+            raise ResidlabError(f"{file} is missing or damaged: {error}") from error
+    return found
+
+
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
             shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ResidlabError(f"{index} does not say where the weights are: {error!r}") from error
         outside = [shard for shard in shards if Path(shard).name != shard]
         if outside:

@@ -9,8 +9,6 @@ that a study of weight quantization on them is biased.
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +16,7 @@ from residlab.data import cache as storage
 from residlab.data import manifest, sources
 from residlab.data.fetch import path
 from residlab.errors import ResidlabError
-from residlab.models.hf.needs import require
+from residlab.models.hf.needs import quiet_transformers, require
 
 if TYPE_CHECKING:
     import torch
@@ -50,13 +48,22 @@ def smollm2(
     ------
     ResidlabError
         When ``smollm2`` was not fetched or is damaged, transformers is not installed, or the conversion fails.
+
+    Examples
+    --------
+    >>> model, tokenizer = smollm2()  # doctest: +SKIP
+    >>> len(model.model.layers), tokenizer.vocab_size  # doctest: +SKIP
+    >>> smollm2(cache=Path("nowhere"))
+    Traceback (most recent call last):
+        ...
+    residlab.errors.ResidlabError: smollm2 is not in nowhere: run `residlab fetch smollm2 --cache-dir nowhere`
     """
     require("SmolLM2", "transformers")
     folder = converted_smollm2(cache=cache)
     import torch
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-    with _quiet_transformers():
+    with quiet_transformers():
         model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32, local_files_only=True)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     return model.eval(), tokenizer
@@ -74,6 +81,14 @@ def converted_smollm2(*, cache: Path | None = None) -> Path:
     ------
     ResidlabError
         As :func:`smollm2`.
+
+    Examples
+    --------
+    >>> folder = converted_smollm2()  # doctest: +SKIP
+    >>> converted_smollm2(cache=Path("nowhere"))
+    Traceback (most recent call last):
+        ...
+    residlab.errors.ResidlabError: smollm2 is not in nowhere: run `residlab fetch smollm2 --cache-dir nowhere`
     """
     cache = storage.cache_dir() if cache is None else cache
     source = sources.data_set("smollm2")
@@ -116,21 +131,6 @@ def _convert_in_subprocess(gguf: Path, target: Path) -> None:
     if done.returncode:
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
         raise ResidlabError(f"converting smollm2 failed: {said[-1]}")
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _convert(gguf: Path, target: Path) -> None:

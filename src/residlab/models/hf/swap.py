@@ -67,6 +67,14 @@ class SwapReport:
         Name of the norm in each layer, and of the class that stands there now.
     replaced, added, kept
         Names of modules: replaced, new, and norms that stayed.
+
+    Examples
+    --------
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    >>> report = swap_norms(LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes)), "dyt")
+    >>> report.kind, report.layers, report.sites, report.kept
+    ('dyt', 2, {'input_layernorm': 'DyT', 'post_attention_layernorm': 'DyT'}, ('model.norm',))
     """
 
     options: NormOptions
@@ -122,6 +130,19 @@ def swap_norms(hf_model: PreTrainedModel, kind: str, **options: Any) -> SwapRepo
     ResidlabError
         If the model's class is another, its norms were swapped already, it is quantized, spread over devices or has no
         weights yet, an option is unknown or out of range, or the norm does not fit the architecture.
+
+    Examples
+    --------
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    >>> model, ids = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes)).eval(), torch.arange(16)[None]
+    >>> before = model(ids).logits
+    >>> print(swap_norms(model, "bhyt", lam_attention=3.0, lam_feedforward=3.0, tokens=512))
+    bhyt in 2 layers of LlamaForCausalLM (BHyTLlamaDecoderLayer)
+      replaced: input_layernorm by BHyTStar, post_attention_layernorm by BHyT
+      kept: model.norm
+    >>> torch.allclose(model(ids).logits, before)  # another function: train it
+    False
     """
     if getattr(getattr(hf_model, "config", None), "residlab", None) is not None:
         raise ResidlabError(f"the norms of this model were swapped already, to {hf_model.config.residlab['norm']}")
@@ -166,6 +187,16 @@ def load_swapped(
     ResidlabError
         If the folder holds no such model or an unknown version of it, is damaged, or its weights do not fit or are not
         finite.
+
+    Examples
+    --------
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    >>> model, ids = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes)).eval(), torch.arange(16)[None]
+    >>> report = swap_norms(model, "bhyt", tokens=512)
+    >>> model.save_pretrained("llama-bhyt")
+    >>> torch.equal(load_swapped("llama-bhyt")(ids).logits, model(ids).logits)
+    True
     """
     require("load_swapped", "transformers")
     folder, device = Path(folder), checked_device(device)
@@ -213,6 +244,22 @@ def refresh_constants(hf_model: nn.Module, step: int | None = None) -> None:
 
     With ``step``, only where ``refresh = n`` divides it. Without, always. With ``refresh = "forward"``, which keeps
     constants only from one forward of evaluation to the next, those are measured anew. The model may be wrapped.
+
+    Examples
+    --------
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes))
+    >>> report = swap_norms(model, "bhyt", tokens=512, refresh=100)
+    >>> layer = model.model.layers[0]
+    >>> kept = layer.variance_constant.item()
+    >>> _ = layer.self_attn.v_proj.weight.data.mul_(2)
+    >>> refresh_constants(model, step=99)  # not yet
+    >>> layer.variance_constant.item() / kept
+    1.0
+    >>> refresh_constants(model, step=100)
+    >>> round(layer.variance_constant.item() / kept, 4)
+    4.0
     """
     for layer in hf_model.modules():
         if not isinstance(layer, BHyTLayer):

@@ -67,6 +67,15 @@ def from_hugging_face(
         If the folder or the hub's model cannot be read, is damaged, pickled, quantized or of an architecture or
         setting that `Transformer` does not have (a scaled rotary embedding, a sliding window, a bias on some linear
         layers only), or a weight is not finite.
+
+    Examples
+    --------
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    >>> theirs, ids = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes)).eval(), torch.arange(16)[None]
+    >>> ours = from_hugging_face(theirs)
+    >>> torch.allclose(ours(ids), theirs(ids).logits, atol=1e-5)
+    True
     """
     require("from_hugging_face", "transformers")
     device = checked_device(device)
@@ -96,6 +105,17 @@ def to_hugging_face(model: Transformer, folder: str | os.PathLike[str]) -> None:
     ResidlabError
         If the configuration has something that neither can express, which the message names, or the folder holds
         something else or cannot be written.
+
+    Examples
+    --------
+    >>> from transformers import AutoModelForCausalLM
+    >>> from residlab.models.config import ModelConfig
+    >>> from residlab.models.transformer import Transformer
+    >>> ours = Transformer(ModelConfig(depth=2, width=32, heads=2, vocabulary=64, context=32), seed=0)
+    >>> to_hugging_face(ours, "llama")
+    >>> theirs, ids = AutoModelForCausalLM.from_pretrained("llama"), torch.arange(16)[None]
+    >>> torch.allclose(theirs(ids).logits, ours(ids), atol=1e-5)
+    True
     """
     require("to_hugging_face", "transformers")
     kind, config = _their_config(model.config)

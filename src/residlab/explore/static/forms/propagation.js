@@ -91,8 +91,10 @@
     });
   }
 
-  explore.forms.propagation = ({ start, scale, beta, depth, initial }, { high, low }) => {
-    const coefficients = Array.from(high.values, (value, k) => value + low.values[k]);
+  explore.forms.propagation = ({ start, feedforward, scale, beta, depth, initial }, { high, low }, options) => {
+    const terms = high.shape[1];
+    const from = options.feedforward.indexOf(feedforward) * terms;
+    const coefficients = Array.from({ length: terms }, (_, k) => high.values[from + k] + low.values[from + k]);
     const kernel = (c) => coefficients.reduceRight((sum, b) => sum * c + b, 0);
     const slope = coefficients.reduce((sum, b, k) => sum + k * b, 0);
     let gram = Array.from({ length: T }, (_, t) => Float64Array.from({ length: T }, (__, s) => (s === t ? 1 : initial)));
