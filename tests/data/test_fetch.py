@@ -310,8 +310,8 @@ def test_two_fetches_at_once_wait_for_each_other(bench, tiny, index, started):
 
 
 def test_a_terminal_sees_bytes_and_rate(bench, tiny, index, monkeypatch):
-    bench.add("slow", {"slow_pkg/a.txt": os.urandom(400_000)})
-    index.seconds = 1
+    bench.add("slow", {"slow_pkg/a.txt": os.urandom(6_000_000)})  # pip writes blocks of 262 kB: many are seen
+    index.seconds = 2
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
     ours, theirs = pty.openpty()
