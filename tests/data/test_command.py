@@ -82,6 +82,19 @@ def test_a_relative_folder_is_remembered_where_it_was_meant(bench, tiny, monkeyp
     assert cache.cache_dir() == bench.cache.resolve()
 
 
+@pytest.mark.parametrize("more", [("--force",), ("--from", "a.whl")])
+def test_a_list_refuses_what_only_a_fetch_can_do(bench, tiny, more):
+    with pytest.raises(ResidlabError, match=f"^--list fetches nothing: it goes without {more[0]}$"):
+        _run("--list", *more, "--cache-dir", str(bench.cache))
+
+
+def test_a_list_refuses_a_file_as_its_folder(bench, tiny, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(ResidlabError, match="not a folder"):
+        _run("--list", "--cache-dir", str(file))
+
+
 def test_an_error_ends_with_one_line_and_code_1(bench, tiny):
     failed = bench.run("nothing")
     assert (failed.returncode, failed.stdout) == (1, "")

@@ -14,6 +14,7 @@ from residlab.data import cache as storage
 from residlab.data import sources
 from residlab.data.fetch import Status, fetch, status
 from residlab.data.progress import megabytes, say
+from residlab.errors import ResidlabError
 
 _FORGET = "default"
 _WIDTH = 80
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         cache = _chosen(args.cache_dir)
         if args.list:
+            _check_that_it_only_looks(args, cache)
             found = [status(name, cache=cache) for name in args.names or sources.DATA_SETS]
         else:
             if args.cache_dir == _FORGET:
@@ -63,6 +65,13 @@ def run(args: argparse.Namespace) -> int:
     elif args.list:
         _print_table(cache, found)
     return 0
+
+
+def _check_that_it_only_looks(args: argparse.Namespace, cache: Path) -> None:
+    if args.force or args.wheel is not None:
+        raise ResidlabError(f"--list fetches nothing: it goes without {'--force' if args.force else '--from'}")
+    if cache.exists() and not cache.is_dir():
+        raise ResidlabError(f"--cache-dir {cache}: not a folder")
 
 
 def _chosen(given: str | None) -> Path:

@@ -33,7 +33,8 @@ def assets() -> list[Path]:
     does not matter to them, nor whether they are deferred.
     """
     forms = sorted((STATIC / "forms").glob("*.js"))
-    return [STATIC / "residlab-explore.css", STATIC / "residlab-figures.js", STATIC / "residlab-explore.js", *forms]
+    scripts = [STATIC / f"residlab-{name}.js" for name in ("figures", "random", "explore")]
+    return [STATIC / "residlab-explore.css", *scripts, *forms]
 
 
 def plotly_script() -> Path:

@@ -26,14 +26,6 @@
     return sum / mass;
   }
 
-  /** The generator mulberry32 at a count. */
-  function uniform(counter) {
-    let t = Math.imul(counter + 1, 0x6d2b79f5);
-    t = Math.imul(t ^ (t >>> 15), t | 1);
-    t ^= t + Math.imul(t ^ (t >>> 7), t | 61);
-    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
-  }
-
   let kept = { d: 0, all: null };
   function directions(d) {
     if (kept.d !== d) {
@@ -41,12 +33,10 @@
       for (let step = 0; step < ROWS * DEEPEST; step += 1) {
         let squares = 0;
         for (let pair = 0; pair < d / 2; pair += 1) {
-          const counter = 2 * (step * (WIDEST / 2) + pair);
-          const radius = Math.sqrt(-2 * Math.log(1 - uniform(counter)));
-          const angle = 2 * Math.PI * uniform(counter + 1);
-          all[step * d + pair] = radius * Math.cos(angle);
-          all[step * d + d / 2 + pair] = radius * Math.sin(angle);
-          squares += radius * radius;
+          const [x, y] = explore.random.normals(step * (WIDEST / 2) + pair);
+          all[step * d + pair] = x;
+          all[step * d + d / 2 + pair] = y;
+          squares += x * x + y * y;
         }
         for (let j = 0; j < d; j += 1) all[step * d + j] /= Math.sqrt(squares);
       }

@@ -9,14 +9,6 @@
   const [D, DEPTH, GAIN, STRUCK, SHADES] = [64, 24, 0.5, 37, 8];
   const BITS = { exact: 0, bf16: 8, fp8: 4, coarse: 2 };
 
-  /** The generator mulberry32 at a count. */
-  function uniform(counter) {
-    let t = Math.imul(counter + 1, 0x6d2b79f5);
-    t = Math.imul(t ^ (t >>> 15), t | 1);
-    t ^= t + Math.imul(t ^ (t >>> 7), t | 61);
-    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
-  }
-
   function size(x) {
     let squares = 0;
     for (const value of x) squares += value * value;
@@ -25,21 +17,24 @@
 
   const largest = (x) => x.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
 
-  const start = new Float64Array(D);
-  for (let pair = 0; pair < D / 2; pair += 1) {
-    const radius = Math.sqrt(-2 * Math.log(1 - uniform(2 * pair)));
-    const angle = 2 * Math.PI * uniform(2 * pair + 1);
-    start[pair] = radius * Math.cos(angle);
-    start[D / 2 + pair] = radius * Math.sin(angle);
-  }
-  const scale = size(start);
-  start.forEach((value, i) => (start[i] = value / scale));
-  const signs = Int8Array.from({ length: DEPTH * D }, (_, i) => (uniform(D + i) < 0.5 ? -1 : 1));
+  let kept = null;
 
-  const order = Array.from(start.keys()).sort((a, b) => start[a] - start[b]);
-  const groups = Array.from({ length: SHADES }, (_, i) =>
-    order.slice((i * D) / SHADES, ((i + 1) * D) / SHADES).filter((entry) => entry !== STRUCK),
-  );
+  /** Where the token starts, the signs of each block, and the entries of each shade; drawn once. */
+  function network() {
+    if (kept) return kept;
+    const { uniform, normals } = explore.random;
+    const start = new Float64Array(D);
+    for (let pair = 0; pair < D / 2; pair += 1) [start[pair], start[D / 2 + pair]] = normals(pair);
+    const scale = size(start);
+    start.forEach((value, i) => (start[i] = value / scale));
+    const signs = Int8Array.from({ length: DEPTH * D }, (_, i) => (uniform(D + i) < 0.5 ? -1 : 1));
+    const order = Array.from(start.keys()).sort((a, b) => start[a] - start[b]);
+    const groups = Array.from({ length: SHADES }, (_, i) =>
+      order.slice((i * D) / SHADES, ((i + 1) * D) / SHADES).filter((entry) => entry !== STRUCK),
+    );
+    kept = { start, signs, groups };
+    return kept;
+  }
 
   /** Sylvester's matrix times x, in place. */
   function hadamard(x) {
@@ -71,6 +66,7 @@
   }
 
   function stream(change, ratio, blow, block, bits) {
+    const { start, signs } = network();
     let x = start;
     const states = [x];
     for (let layer = 0; layer < DEPTH; layer += 1) {
@@ -85,7 +81,6 @@
   }
 
   const blocks = Array.from({ length: DEPTH + 1 }, (_, block) => block);
-  const gaps = groups.map((entries) => entries.flatMap(() => [...blocks, NaN]));
 
   explore.forms.one_stream = ({ change, ratio, blow, block, format }) => {
     const exact = stream(change, ratio, blow, block, 0)[DEPTH];
@@ -97,8 +92,9 @@
       struck: { x: blocks, y: drawn.map((x) => x[STRUCK]) },
       size: { x: [...blocks, NaN, ...blocks], y: [...sizes, NaN, ...sizes.map((r) => -r)] },
     };
-    groups.forEach((entries, i) => {
-      series[`shade-${i}`] = { x: gaps[i], y: entries.flatMap((entry) => [...drawn.map((x) => x[entry]), NaN]) };
+    network().groups.forEach((entries, i) => {
+      const x = entries.flatMap(() => [...blocks, NaN]);
+      series[`shade-${i}`] = { x, y: entries.flatMap((entry) => [...drawn.map((state) => state[entry]), NaN]) };
     });
     return {
       series,
