@@ -69,6 +69,10 @@ class Examination(Measurement):
         """Return the run."""
         return f"examination of {self.source}"
 
+    def sources(self) -> tuple[str, ...]:
+        """Return the run's name."""
+        return (self.source,)
+
     def score(self, metrics: Mapping[str, Any]) -> str:
         """Return loss and the last site's growth."""
         loss, grown = metrics["quantization"]["loss"], list(metrics["growth"].values())[-1]
@@ -131,6 +135,9 @@ def growth(model: Transformer, ids: Tensor) -> dict[str, float]:
 
 
 def _shortened(values: Any) -> Any:
+    """Return values with `DIGITS` digits; what is no number, as one token's kurtosis by channel, is null."""
     if isinstance(values, dict):
         return {name: _shortened(value) for name, value in values.items()}
-    return float(f"{values:.{DIGITS}g}") if isinstance(values, float) and math.isfinite(values) else values
+    if not isinstance(values, float):
+        return values
+    return float(f"{values:.{DIGITS}g}") if math.isfinite(values) else None

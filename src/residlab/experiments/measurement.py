@@ -28,6 +28,10 @@ class Measurement(ABC):
         said = json.dumps([type(self).__name__, self.to_dict()], sort_keys=True)
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
+    def sources(self) -> tuple[str, ...]:
+        """Return the sixteen digits of the finished runs whose weights it needs; by default none."""
+        return ()
+
     @abstractmethod
     def perform(self, experiment: str, *, cache: Path | None = None) -> Record:
         """Measure, and return the record."""

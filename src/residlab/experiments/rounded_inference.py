@@ -113,6 +113,10 @@ class RoundedInference(Measurement):
             model += f", {self.model['depth']} layers of width {self.model['width']}, seed {self.seed}"
         return f"{model}{factor}  {self.roles}  {order}  text {self.text}"
 
+    def sources(self) -> tuple[str, ...]:
+        """Return the run whose model it is, if it is one's."""
+        return () if self.source in ("smollm2", "random") else (self.source,)
+
     def score(self, metrics: Mapping[str, Any]) -> str:
         """Return the relative error behind the last block and what was added to the loss."""
         added, error = metrics["added"], metrics["relative"][-1]

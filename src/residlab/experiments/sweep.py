@@ -17,7 +17,7 @@ import copy
 import itertools
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
@@ -30,6 +30,7 @@ from residlab.errors import ResidlabError
 from residlab.experiments.measurement import Measurement
 from residlab.experiments.probes import probes_named
 from residlab.experiments.record import Record, Records
+from residlab.experiments.retraining import Recorded, make_again, missing_sources
 from residlab.experiments.training_run import run_hash, train
 from residlab.training.config import TrainConfig
 from residlab.training.sharding import Strategy
@@ -184,9 +185,14 @@ def run_sweep(
     known = len(sweep.configs) - len(waiting)
     if known:
         say(f"residlab: {known} of {len(sweep.configs)} runs of {sweep.experiment} are recorded already")
+    missing = missing_sources(waiting, records.file, cache=cache)
+    if missing:
+        say(
+            f"residlab: weights of {len(missing)} recorded runs are not in the cache: each is trained again when needed"
+        )
     failures, done = [], 0
     with _workers(scheduler, min(jobs, len(waiting)) or 1, strategy) as submit:
-        for config, outcome in submit(sweep.experiment, waiting, cache):
+        for config, outcome in submit(sweep.experiment, waiting, missing, cache):
             done += 1
             if isinstance(outcome, Record):
                 records.add(outcome)
@@ -218,25 +224,29 @@ def score(task: Task, record: Record) -> str:
 
 
 _Outcome = tuple[Task, "Record | str"]
-_Submit = Callable[[str, list[Task], "Path | None"], Iterator[_Outcome]]
+_Submit = Callable[[str, list[Task], Mapping[str, Recorded], "Path | None"], Iterator[_Outcome]]
 
 
 @contextmanager
 def _workers(scheduler: str | None, jobs: int, strategy: Strategy) -> Iterator[_Submit]:
     """Yield what runs configurations and returns them as they end: in this process, in several, or on a cluster."""
     if scheduler is None and jobs == 1:
-        yield lambda experiment, configs, cache: (_run(experiment, config, cache, None, strategy) for config in configs)
+        yield lambda experiment, configs, missing, cache: (
+            _run(experiment, config, missing, cache, None, strategy) for config in configs
+        )
         return
     try:
         import joblib
     except ImportError as error:
         raise ResidlabError("several runs at once need joblib: pip install residlab[training]") from error
 
-    def submit(experiment: str, configs: list[Task], cache: Path | None) -> Iterator[_Outcome]:
+    def submit(
+        experiment: str, configs: list[Task], missing: Mapping[str, Recorded], cache: Path | None
+    ) -> Iterator[_Outcome]:
         import torch
 
         threads = None if scheduler else max(1, torch.get_num_threads() // jobs)
-        calls = (joblib.delayed(_run)(experiment, config, cache, threads, strategy) for config in configs)
+        calls = (joblib.delayed(_run)(experiment, config, missing, cache, threads, strategy) for config in configs)
         pool = joblib.Parallel(n_jobs=-1 if scheduler else jobs, return_as="generator_unordered", batch_size=1)
         return iter(pool(calls))
 
@@ -255,13 +265,21 @@ def _workers(scheduler: str | None, jobs: int, strategy: Strategy) -> Iterator[_
         yield submit
 
 
-def _run(experiment: str, config: Task, cache: Path | None, threads: int | None, strategy: Strategy) -> _Outcome:
+def _run(
+    experiment: str,
+    config: Task,
+    missing: Mapping[str, Recorded],
+    cache: Path | None,
+    threads: int | None,
+    strategy: Strategy,
+) -> _Outcome:
     """Run one configuration; a failure comes back as its message, so that the others go on."""
     import torch
 
     if threads is not None:
         torch.set_num_threads(threads)
     try:
+        make_again(config, missing, cache=cache, fabric=lambda source: default_fabric(source, strategy))
         if isinstance(config, Measurement):
             return config, config.perform(experiment, cache=cache)
         return config, train(experiment, config, cache=cache, fabric=default_fabric(config, strategy))

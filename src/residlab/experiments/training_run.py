@@ -76,6 +76,13 @@ def trained(config: TrainConfig, *, cache: Path | None = None) -> Transformer:
     return model.eval()
 
 
+def is_finished(name: str, *, cache: Path | None = None) -> bool:
+    """Return whether a run's last checkpoint is in this cache, by the sixteen digits that `run_hash` gives it."""
+    root = storage.cache_dir() if cache is None else cache
+    found = newest_checkpoint(root / "runs" / name)
+    return found is not None and found.step >= found.config["steps"]
+
+
 def started(name: str, *, cache: Path | None = None) -> Checkpoint:
     """Return the last checkpoint of a finished run, by the sixteen digits that `run_hash` gives it.
 
