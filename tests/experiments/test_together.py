@@ -12,6 +12,7 @@ from residlab.experiments.examination import Examination, bounded_sites
 from residlab.experiments.plans import Found, run_experiment, stages_of
 from residlab.experiments.record import Record, Records
 from residlab.experiments.together import ARMS, ROLES, arm_of
+from residlab.experiments.together_results import all_models
 from residlab.models.config import ModelConfig, norm_options
 from residlab.models.transformer import Transformer
 
@@ -112,6 +113,20 @@ def test_every_model_is_measured(folder):
     assert all(fp32[name] < bf16[name] / 1000 for name in fp32)
     with pytest.raises(ResidlabError, match="first residlab run bhyt-depth --profile cpu"):
         together.models("cpu", found)
+
+
+def test_answers_wait_for_all_models(folder, tmp_path):
+    found = Found("together", Records(folder / "together-smoke.jsonl"))
+    whole = all_models(found, "smoke")
+    assert sum(map(len, whole.values())) == len(together.models("smoke", found))
+    lines = found.records.file.read_text().splitlines()
+    for experiment in together.SOURCES:
+        name = f"{experiment}-smoke.jsonl"
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    part = Found("together", Records(tmp_path / "together-smoke.jsonl"))
+    for kept in (lines[:-1], [line for line in lines if '"together/examine"' not in line], []):
+        part.records.file.write_text("".join(f"{line}\n" for line in kept))
+        assert all_models(part, "smoke") == {}
 
 
 def test_an_examination_is_what_it_says(folder):

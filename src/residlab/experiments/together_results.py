@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from residlab.errors import ResidlabError
+from residlab.experiments import together
 from residlab.experiments.bhyt_depth import CONTROL
 from residlab.experiments.growth_results import numbers, predicted
 from residlab.experiments.intervals import paired_differences
@@ -120,6 +121,28 @@ def models(found: Found, runs: Iterable[Record]) -> dict[Kind, list[Model]]:
             model = Model(kind_of(run), run, exams[run.hash], rounded[run.hash])
             kinds.setdefault(model.kind, []).append(model)
     return {kind: sorted(each, key=lambda model: model.seed) for kind, each in kinds.items()}
+
+
+def all_models(found: Found, profile: str) -> dict[Kind, list[Model]]:
+    """Return the models of each kind when all of them are examined and rounded in every way, else none.
+
+    What is asked of them is asked of all: an answer from those that happen to be recorded first would be another
+    question's.
+
+    Parameters
+    ----------
+    found
+        The records of ``together``; those of the other experiments are in files beside them.
+    profile
+        The size, as `residlab.experiments.together.models` takes it.
+    """
+    if not found.stage("examine") or not found.stage("main"):
+        return {}
+    runs = together.models(profile, found)
+    kinds = models(found, runs)
+    measured = [model for each in kinds.values() for model in each]
+    whole = len(measured) == len(runs) and all(set(together.ROLES) <= set(model.rounded) for model in measured)
+    return kinds if whole else {}
 
 
 # --- Measures of one model
