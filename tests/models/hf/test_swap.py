@@ -2,7 +2,9 @@
 
 import copy
 import dataclasses
+import importlib
 import json
+import pickle
 import subprocess
 import sys
 
@@ -194,6 +196,21 @@ def test_torch_compile_traces_the_whole_and_sees_new_weights(make, ids):
                 one.model.layers[0].self_attn.v_proj.weight.mul_(3)
         for (name, a), b in zip(model.named_parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5, msg=f"{name}, step {step}")
+
+
+@pytest.mark.parametrize(("family", "kind"), [("Llama", "bhyt"), ("Gemma3", "bhyt*"), ("Qwen2", "peri-ln")])
+def test_another_process_gets_the_model_by_pickle(make, ids, tmp_path, family, kind):
+    """As `torch.multiprocessing` and torch.save of a whole model do; the classes are made when they are asked for."""
+    model = make(family)
+    swap_norms(model, kind)
+    (tmp_path / "model").write_bytes(pickle.dumps((model, ids)))
+    read = "import pickle, sys, torch; model, ids = pickle.load(open(sys.argv[1], 'rb'))"
+    read += "; torch.save(model(ids).logits.detach(), sys.argv[2])"
+    subprocess.run([sys.executable, "-c", read, tmp_path / "model", tmp_path / "logits"], check=True)
+    torch.testing.assert_close(torch.load(tmp_path / "logits"), model(ids).logits.detach(), rtol=1e-6, atol=1e-6)
+    for module in ("swap", "layers"):
+        with pytest.raises(AttributeError, match="has no attribute 'ResidlabNothing'"):
+            importlib.import_module(f"residlab.models.hf.{module}").ResidlabNothing  # noqa: B018
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

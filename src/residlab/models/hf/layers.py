@@ -8,6 +8,7 @@ kept between the two sites of a forward but local variables.
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from residlab.errors import ResidlabError
 from residlab.models.attention import value_output_energy, value_output_gram
 from residlab.models.config import BHyTOptions, NormOptions, PeriLNOptions
-from residlab.models.hf.families import Family
+from residlab.models.hf.families import FAMILIES, Family
 from residlab.models.norms import variance_increment
 
 
@@ -156,6 +157,14 @@ def layer_class(family: Family, mixin: type) -> type[nn.Module]:
     _, layer, _ = family.classes()
     name = f"{mixin.__name__.removesuffix('Layer')}{layer.__name__}"
     return type(name, (mixin, layer), {"__module__": __name__, "__doc__": mixin.__doc__})
+
+
+def __getattr__(name: str) -> Any:
+    """Find a class that `layer_class` makes by its name, as pickle does, in a process that has not made it too."""
+    for family, mixin in itertools.product(FAMILIES, (BHyTLayer, PeriLNLayer)):
+        if name == f"{mixin.__name__.removesuffix('Layer')}{family.name}DecoderLayer":
+            return layer_class(family, mixin)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def mixin_for(options: NormOptions) -> type | None:

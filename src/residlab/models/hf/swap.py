@@ -408,6 +408,16 @@ def swapped_classes(family: Family) -> tuple[Any, Any]:
     return type(model_name, (_SwappedModel, model), {**ours, "config_class": swapped_config}), swapped_config
 
 
+def __getattr__(name: str) -> Any:
+    """Find a class that `swapped_classes` makes by its name, as pickle does, in a process that has not made it too."""
+    for family in FAMILIES:
+        if name.startswith(f"Residlab{family.name}"):
+            for made in swapped_classes(family):
+                if made.__name__ == name:
+                    return made
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def _family_of_type(model_type: str) -> Family:
     for family in FAMILIES:
         # The long way is for Gemma 3, whose type is gemma3_text.
