@@ -244,6 +244,10 @@ def test_a_quantity_at_a_loss_between_two_looks():
     assert rf.at_loss(losses, values, 3.0) == 4.0
     assert rf.at_loss(losses, values, 2.5) == 12.0  # from the lowest so far, which the third look had
     assert rf.at_loss(losses, values, 5.0) == 2.0
+    metrics = {"evaluations": [[10, 4.0], [20, 3.0], [30, 3.5], [40, 2.0]], "looks": {"step": [0, 10, 20, 30, 40]}}
+    run = Record("x", "0", {}, 0, metrics)
+    assert rf.steps_to(run, 3.5) == 15.0
+    assert rf.steps_to(run, 3.0) == 20.0
     with pytest.raises(ResidlabError, match=r"never comes down to 1; the lowest is 2"):
         rf.at_loss(losses, values, 1.0)
 

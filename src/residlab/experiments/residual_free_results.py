@@ -131,6 +131,11 @@ def at_equal_loss(runs: Mapping[str, Record], quantity: str, level: float | None
     }
 
 
+def steps_to(run: Record, level: float) -> float:
+    """Return the step at which a run's held-out loss first came down to a level, linear between two looks."""
+    return at_loss(losses_at_looks(run), np.array(run.metrics["looks"]["step"], dtype=float), level)
+
+
 @dataclass(frozen=True)
 class Isometry:
     """What decides B3, from the residual runs of ``optimizers``.
