@@ -17,6 +17,7 @@ import copy
 import itertools
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -245,6 +246,8 @@ def _workers(scheduler: str | None, jobs: int, strategy: Strategy) -> Iterator[_
     ) -> Iterator[_Outcome]:
         import torch
 
+        # loky replaces a worker whose memory has grown, and warns as if something were wrong.
+        warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)
         threads = None if scheduler else max(1, torch.get_num_threads() // jobs)
         calls = (joblib.delayed(_run)(experiment, config, missing, cache, threads, strategy) for config in configs)
         pool = joblib.Parallel(n_jobs=-1 if scheduler else jobs, return_as="generator_unordered", batch_size=1)
