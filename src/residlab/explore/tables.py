@@ -55,7 +55,7 @@ class BookTable:
             for row in self.rows
         )
         return (
-            f'<table class="rl-sheet" id="table-{self.name}">\n<caption>{escape(self.caption)}</caption>\n'
+            f'<table class="rl-sheet" id="table-{self.name}">\n<caption><span>{escape(self.caption)}</span></caption>\n'
             f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
         )
 
