@@ -1,9 +1,14 @@
 """Runs that are recorded and whose weights are not here: they are trained again where a task needs them."""
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
+import yaml
 
 from residlab.errors import ResidlabError
 from residlab.experiments.examination import Examination
@@ -47,6 +52,7 @@ def test_a_measurement_trains_what_it_measures_and_all_before(runs, tmp_path):
     sweep = Sweep("look", (Examination(tuned.hash, tokens=16),))
     (record,) = run_sweep(sweep, records, cache=elsewhere, say=said.append)
     assert record.config["source"] == tuned.hash
+    assert record.metrics["source_bits"] == {tuned.hash: tuned.metrics["bits_per_byte"]}
     assert said[0].startswith("residlab: weights of 2 recorded runs are not in the cache")
     for name, weight in finished(tuned.hash, cache=elsewhere)[1].state_dict().items():
         assert torch.equal(weight, before[name]), name
@@ -57,11 +63,31 @@ def test_a_measurement_trains_what_it_measures_and_all_before(runs, tmp_path):
     assert not any("not in the cache" in line for line in said)
 
 
-def test_several_processes_train_a_source_once(runs, tmp_path, capfd):
+def test_several_processes_need_one_source(runs, tmp_path, capfd):
     _, records, _, base, _ = runs
     tasks = [RoundedInference(roles, source=base.hash, tokens=8) for roles in ("bf16", "fp32")]
     run_sweep(Sweep("look", tuple(tasks)), records, cache=tmp_path / "another", jobs=2)
-    assert capfd.readouterr().err.count(f"{base.hash} was not in the cache and is trained again") == 1
+    assert f"{base.hash} was not in the cache and is trained again" in capfd.readouterr().err
+    looks = (tmp_path / "another" / "runs" / base.hash / "metrics.jsonl").read_text()
+    assert looks.count('"evaluation"') == 1, "one trained, the other waited"
+
+
+def test_processes_of_torchrun_train_a_source_together(runs, tmp_path):
+    """Each needs the weights to start from, and a barrier waits for all of them: none may hold another up."""
+    _, records, _, base, tuned = runs
+    file = tmp_path / "tuned.yml"
+    file.write_text(yaml.safe_dump({"experiment": "tuned", "base": json.loads(json.dumps(tuned.config))}))
+    beside = tmp_path / "mine" / "bhyt-depth-smoke.jsonl"
+    beside.parent.mkdir()
+    beside.write_text(records.file.read_text().splitlines()[0] + "\n")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "residlab.cli", "run", str(file), "--cache-dir", str(tmp_path / "another")]
+    command += ["--results", str(beside.with_name("tuned.jsonl"))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(f"{base.hash} was not in the cache and is trained again") == 1
+    assert is_finished(tuned.hash, cache=tmp_path / "another")
 
 
 def test_both_losses_are_said(runs, tmp_path):

@@ -96,6 +96,18 @@ def test_odd_bounded_idempotent_and_within_half_a_step(values, kind, over):
 
 
 @pytest.mark.parametrize("kind", ["e4m3fn", "e5m2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("over", ["tensor", "row"])
+@pytest.mark.parametrize("scale", [1e-38, 1e-6, 1.0, 3e4, 1e37])
+def test_fp8_of_a_narrow_tensor_is_that_of_the_same_numbers_in_float64(kind, dtype, over, scale):
+    x = (torch.randn(16, 33, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * scale).to(dtype)
+    x = x.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max)
+    quantizer = Quantizer(kind, over)
+    expected = quantizer(x.double(), quantizer.peak(x).double()).to(dtype)
+    assert torch.equal(quantizer(x), expected)
+
+
+@pytest.mark.parametrize("kind", ["e4m3fn", "e5m2"])
 def test_fp8_is_the_nearest_of_all_code_points(kind):
     dtype = {"e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[kind]
     points = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype).double()

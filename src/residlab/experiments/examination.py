@@ -76,7 +76,9 @@ class Examination(Measurement):
     def score(self, metrics: Mapping[str, Any]) -> str:
         """Return loss and the last site's growth."""
         loss, grown = metrics["quantization"]["loss"], list(metrics["growth"].values())[-1]
-        return "diverged" if loss is None else f"{loss / math.log(2):.4f} bits per token, errors grow {grown:.3g} times"
+        if loss is None or grown is None:
+            return "diverged"
+        return f"{loss / math.log(2):.4f} bits per token, errors grow {grown:.3g} times"
 
     def perform(self, experiment: str, *, cache: Path | None = None) -> Record:
         """Look, and return the record.

@@ -322,6 +322,7 @@ def variants(profile: str, found: Found) -> dict[str, TrainConfig]:
         f"a quarter of the rate{after}": run(lr=muon / 4, **deep),
         f"recipe, KL-Shampoo{after}": run(FREE, "kl-shampoo", rate["free", "kl-shampoo"], **deep),
         f"published, half the rate{after}": run(PUBLISHED, lr=muon / 2, **deep),
+        f"published, a quarter of the rate{after}": run(PUBLISHED, lr=muon / 4, **deep),
         f"published, beta 1.05{after}": run({**PUBLISHED, "temperature_base": 1.05}, **deep),
         f"published, KL-Shampoo{after}": run(PUBLISHED, "kl-shampoo", rate["free", "kl-shampoo"], **deep),
     }

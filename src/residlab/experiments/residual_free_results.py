@@ -52,9 +52,9 @@ def matrices(record: Record, quantity: str) -> dict[str, FloatArray]:
     return {name: np.array([float(value) for value in shape[quantity]]) for name, shape in looks.items()}
 
 
-def median_shape(record: Record, quantity: str) -> FloatArray:
-    """Return the median over a run's matrices of a quantity, at each look."""
-    return np.median(list(matrices(record, quantity).values()), axis=0)
+def median_shape(record: Record, quantity: str, *, part: str = "") -> FloatArray:
+    """Return the median of a quantity over a run's matrices whose names contain `part`, at each look."""
+    return np.median([seen for name, seen in matrices(record, quantity).items() if part in name], axis=0)
 
 
 def losses_at_looks(record: Record) -> FloatArray:
@@ -113,7 +113,9 @@ def common_level(runs: Mapping[str, Record]) -> float:
     return max(float(np.min(losses_at_looks(record))) for record in runs.values())
 
 
-def at_equal_loss(runs: Mapping[str, Record], quantity: str, level: float | None = None) -> dict[str, float]:
+def at_equal_loss(
+    runs: Mapping[str, Record], quantity: str, level: float | None = None, *, part: str = ""
+) -> dict[str, float]:
     """Return optimizer -> the median over matrices of a quantity, when the held-out loss came down to a common level.
 
     Parameters
@@ -124,10 +126,13 @@ def at_equal_loss(runs: Mapping[str, Record], quantity: str, level: float | None
         One of `QUANTITIES`.
     level
         Bits per byte; by default `common_level`.
+    part
+        Only matrices whose names contain it count, such as ``"attention"``.
     """
     level = common_level(runs) if level is None else level
     return {
-        name: at_loss(losses_at_looks(record), median_shape(record, quantity), level) for name, record in runs.items()
+        name: at_loss(losses_at_looks(record), median_shape(record, quantity, part=part), level)
+        for name, record in runs.items()
     }
 
 
@@ -204,9 +209,15 @@ def is_published(name: str) -> bool:
 
 
 def group(name: str) -> str:
-    """Return what a variant belongs to: ``as published``, ``with residual connections`` or ``with our start``."""
+    """Return what a variant belongs to.
+
+    ``as published``, ``with residual connections``, ``with another start`` (ours, but for the matrices) or ``with our
+    start``.
+    """
     if is_published(name):
         return "as published"
+    if name.startswith("initial"):
+        return "with another start"
     return "with residual connections" if name.startswith("residual") else "with our start"
 
 

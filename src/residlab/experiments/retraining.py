@@ -2,7 +2,8 @@
 
 Records travel with a checkout, checkpoints do not. Whoever measures a recorded run's model, or goes on from it, on a
 machine without its checkpoint trains it again, by its own configuration. Training is the same to the last bit on the
-same processor with the same libraries; elsewhere it is as near as float32 is, so that both losses are said.
+same processor with the same libraries; elsewhere it differs as two roundings of one training do. So both losses are
+said, and whoever measures records the loss of the weights that it measured (``source_bits``).
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from residlab.data.locking import locked
 from residlab.errors import ResidlabError
 from residlab.experiments.measurement import Measurement
 from residlab.experiments.plans import EXPERIMENTS, profiles_of, results_file
 from residlab.experiments.record import Record, Records
 from residlab.experiments.recorded import results_folder
-from residlab.experiments.training_run import is_finished, run_folder, run_hash, train
+from residlab.experiments.training_run import bits_in_cache, is_finished, run_hash, train
 from residlab.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def missing_sources(
     cache
         The cache folder; by default `residlab.data.cache.cache_dir`.
     """
-    wanted = [name for task in tasks for name in sources_of(task)]
+    wanted = list(dict.fromkeys(name for task in tasks for name in sources_of(task)))
     missing: dict[str, Recorded] = {}
     known: dict[str, Record] | None = None
     while wanted:
@@ -106,6 +106,8 @@ def make_again(
 ) -> None:
     """Train those of a task's sources that are missing, and theirs; a second process that needs one waits for it.
 
+    Every process of ``torchrun`` calls it: they train together.
+
     Parameters
     ----------
     task
@@ -136,12 +138,15 @@ def make_again(
                 f"with, and the run on it is {here}"
             )
         make_again(config, missing, cache=cache, fabric=fabric, say=say)
-        folder = run_folder(config, cache=cache)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_name(f".{name}.again"), f"training {name} again"):
-            if is_finished(name, cache=cache):
-                continue
-            record = train("again", config, cache=cache, fabric=None if fabric is None else fabric(config))
-        losses = (record.metrics["bits_per_byte"], before.bits_per_byte)
-        now, then = ("diverged" if bits is None else f"{bits:.4f}" for bits in losses)
+        record = train("again", config, cache=cache, fabric=None if fabric is None else fabric(config))
+        now, then = _bits(record.metrics["bits_per_byte"]), _bits(before.bits_per_byte)
         say(f"residlab: {name} was not in the cache and is trained again: {now} bits per byte, recorded {then}")
+
+
+def _bits(loss: float | None) -> str:
+    return "diverged" if loss is None else f"{loss:.4f}"
+
+
+def measured_losses(task: TrainConfig | Measurement, *, cache: Path | None = None) -> dict[str, float | None]:
+    """Return the held-out loss, bits per byte, of each run whose weights in this cache a task has used."""
+    return {name: bits_in_cache(name, cache=cache) for name in sources_of(task)}

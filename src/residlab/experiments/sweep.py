@@ -15,6 +15,7 @@ that was ended half-way goes on from its checkpoint, on whatever worker, if work
 
 import copy
 import itertools
+import os
 import re
 import sys
 import warnings
@@ -31,7 +32,7 @@ from residlab.errors import ResidlabError
 from residlab.experiments.measurement import Measurement
 from residlab.experiments.probes import probes_named
 from residlab.experiments.record import Record, Records
-from residlab.experiments.retraining import Recorded, make_again, missing_sources
+from residlab.experiments.retraining import Recorded, make_again, measured_losses, missing_sources
 from residlab.experiments.training_run import run_hash, train
 from residlab.training.config import TrainConfig
 from residlab.training.sharding import Strategy
@@ -282,9 +283,13 @@ def _run(
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        make_again(config, missing, cache=cache, fabric=lambda source: default_fabric(source, strategy))
+        follower = int(os.environ.get("RANK", 0)) > 0
+        quiet: dict[str, Any] = {"say": lambda line: None} if follower else {}
+        make_again(config, missing, cache=cache, fabric=lambda source: default_fabric(source, strategy), **quiet)
         if isinstance(config, Measurement):
-            return config, config.perform(experiment, cache=cache)
+            record = config.perform(experiment, cache=cache)
+            record.metrics.update({"source_bits": losses} if (losses := measured_losses(config, cache=cache)) else {})
+            return config, record
         return config, train(experiment, config, cache=cache, fabric=default_fabric(config, strategy))
     except ResidlabError as error:
         return config, str(error)

@@ -149,8 +149,9 @@ def all_models(found: Found, profile: str) -> dict[Kind, list[Model]]:
 
 
 def bits(model: Model) -> float:
-    """Return the loss on held-out text, bits per byte."""
-    return float(model.run.metrics["bits_per_byte"])
+    """Return the loss on held-out text, bits per byte, of the weights that were measured."""
+    measured = model.exam.metrics.get("source_bits", {}).get(model.run.hash)
+    return float(model.run.metrics["bits_per_byte"] if measured is None else measured)
 
 
 def stream_growth(model: Model) -> float:

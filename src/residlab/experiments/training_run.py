@@ -18,7 +18,7 @@ from residlab.experiments.recorded import recipe
 from residlab.models.files import load_weights
 from residlab.models.generation import generate
 from residlab.models.transformer import Transformer
-from residlab.training.checkpoint import Checkpoint, latest_checkpoint, newest_checkpoint
+from residlab.training.checkpoint import Checkpoint, latest_checkpoint, newest_checkpoint, newest_state
 from residlab.training.config import TrainConfig
 from residlab.training.corpus import corpus
 from residlab.training.tokenizers import tokenizer_for
@@ -77,10 +77,20 @@ def trained(config: TrainConfig, *, cache: Path | None = None) -> Transformer:
 
 
 def is_finished(name: str, *, cache: Path | None = None) -> bool:
-    """Return whether a run's last checkpoint is in this cache, by the sixteen digits that `run_hash` gives it."""
+    """Return whether a run's last checkpoint is in this cache, by the sixteen digits that `run_hash` gives it.
+
+    Only its state is read; whether weights are damaged is found when they are loaded.
+    """
     root = storage.cache_dir() if cache is None else cache
-    found = newest_checkpoint(root / "runs" / name)
-    return found is not None and found.step >= found.config["steps"]
+    state = newest_state(root / "runs" / name)
+    return state is not None and state[0] >= state[1]["steps"]
+
+
+def bits_in_cache(name: str, *, cache: Path | None = None) -> float | None:
+    """Return the held-out loss, bits per byte, of the weights of a finished run in this cache; None if it diverged."""
+    root = storage.cache_dir() if cache is None else cache
+    evaluations = _seen(root / "runs" / name / "metrics.jsonl")["evaluations"]
+    return None if not evaluations or evaluations[-1][1] is None else float(evaluations[-1][1])
 
 
 def started(name: str, *, cache: Path | None = None) -> Checkpoint:

@@ -198,8 +198,8 @@ def _to_float8(x: Tensor, peak: Tensor, dtype: torch.dtype) -> Tensor:
         # torch casts float64 to FP8 by way of float32 anyway.
         nearest = ratio.float().clamp(-largest, largest).to(dtype).double()
         return _straight(x, _unscaled(nearest * (unit / largest), x, peak), ratio, largest)
-    # The same numbers in a fraction of the time: float64 has room beyond what peaks of narrower formats can do, and what
-    # takes time is fresh memory.
+    # The same numbers in a fraction of the time: peaks of narrower formats are far from float64's ends, and what takes
+    # time is fresh memory. The ratio is float32's, so that the peak itself is inside.
     unit, bound = _column(peak.double()), torch.finfo(x.dtype).max
     wide = x.detach().double().mul_(largest / unit)
     ratio = wide.float()

@@ -168,6 +168,28 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     return load_checkpoint(found[-1]) if found else None
 
 
+def newest_state(folder: Path) -> tuple[int, dict[str, Any]] | None:
+    """Return step and configuration of a folder's newest checkpoint, or None; the weights are not read.
+
+    A state that cannot be read counts as none: who loads the checkpoint is told.
+
+    Examples
+    --------
+    >>> parts = {"model": {"w": torch.ones(2)}, "optimizer": {}, "random": random_state(), "progress": {}}
+    >>> path = save_checkpoint(Path("run-d"), Checkpoint(step=10, config={"seed": 0}, **parts))
+    >>> newest_state(Path("run-d")), newest_state(Path("none"))
+    ((10, {'seed': 0}), None)
+    """
+    found = _complete(folder)
+    if not found:
+        return None
+    try:
+        state = json.loads((found[-1] / "state.json").read_text())
+        return int(state["step"]), dict(state["config"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def load_checkpoint(path: Path, config: dict[str, Any] | None = None) -> Checkpoint:
     """Return a checkpoint; where ``config`` is given, it must be the one that it was made with.
 

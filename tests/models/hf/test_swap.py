@@ -213,6 +213,23 @@ def test_another_process_gets_the_model_by_pickle(make, ids, tmp_path, family, k
             importlib.import_module(f"residlab.models.hf.{module}").ResidlabNothing  # noqa: B018
 
 
+def test_weights_in_shared_memory_are_measured_in_every_forward(make, ids):
+    """Another process that writes there does not move this one's version counter; here a second tensor does it."""
+    model = make("Llama", num_hidden_layers=1)
+    swap_norms(model, "bhyt", tokens=1)
+    model.share_memory()
+    weight = model.model.layers[0].self_attn.v_proj.weight
+    elsewhere = torch.from_numpy(weight.detach().numpy())
+    with torch.no_grad():
+        before, version = model(ids).logits, weight._version
+        elsewhere.mul_(3)
+        assert weight._version == version
+        after = model(ids).logits
+        twin = copy.deepcopy(model)(ids).logits
+    torch.testing.assert_close(after, twin)
+    assert (after - before).abs().max() > 1e-3
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("kind", ["bhyt", "peri-ln", "dyt"])
 def test_other_dtypes(make, ids, tmp_path, dtype, kind):

@@ -87,6 +87,10 @@ class BHyTLayer:
             self._remembered = (key, self.measured_constant())
         return self._remembered[1]  # type: ignore[no-any-return]
 
+    def __getstate__(self: Any) -> dict[str, Any]:
+        """Return what a copy or another process gets: what was remembered of these tensors is nothing to it."""
+        return {**self.__dict__, "_remembered": None}
+
     def forget(self: Any) -> None:
         """Measure again in the next forward, whatever the version counters say."""
         if self._remembered is not None:
@@ -142,6 +146,8 @@ def _identity(weights: tuple[Tensor, ...]) -> tuple[Any, ...] | None:
         return None  # sharded weights are gathered into the same memory without a new version
     if any(weight.is_inference() or weight.device.type == "meta" for weight in weights):
         return None
+    if any(weight.device.type == "cpu" and weight.untyped_storage().is_shared() for weight in weights):
+        return None  # another process may write there, and counts its versions by itself
     if any(weight.grad is not None for weight in weights):
         return None  # an optimizer's step may be next, and torch's fused ones change weights without a new version
     return tuple((weight, weight._version, weight.data_ptr(), weight.dtype, weight.device) for weight in weights)
