@@ -122,6 +122,16 @@ def test_what_is_here_or_not_recorded_is_not_missing(runs, tmp_path):
     assert set(missing_sources(tasks, records.file, cache=cache)) == {base.hash}
 
 
+def test_damaged_weights_are_named_by_the_task_and_stop_no_other(runs, tmp_path):
+    _, records, cache, base, tuned = runs
+    (weights,) = (cache / "runs" / base.hash).glob("step-*/model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1])
+    tasks = [Examination(base.hash, tokens=64), Examination(tuned.hash, tokens=64)]
+    with pytest.raises(ResidlabError, match=r"1 of 2 runs failed.*damaged: model\.safetensors"):
+        run_sweep(Sweep("look", tuple(tasks)), records, cache=cache, say=lambda line: None)
+    assert [record.config["source"] for record in records if record.experiment == "look"] == [tuned.hash]
+
+
 def test_which_tasks_have_sources(runs):
     _, _, _, base, tuned = runs
     assert sources_of(TrainConfig.from_dict(base.config)) == ()

@@ -12,7 +12,7 @@ from residlab.experiments.examination import Examination, bounded_sites
 from residlab.experiments.plans import Found, run_experiment, stages_of
 from residlab.experiments.record import Record, Records
 from residlab.experiments.together import ARMS, ROLES, arm_of
-from residlab.experiments.together_results import all_models
+from residlab.experiments.together_results import Model, all_models, bits
 from residlab.models.config import ModelConfig, norm_options
 from residlab.models.transformer import Transformer
 
@@ -127,6 +127,16 @@ def test_answers_wait_for_all_models(folder, tmp_path):
     for kept in (lines[:-1], [line for line in lines if '"together/examine"' not in line], []):
         part.records.file.write_text("".join(f"{line}\n" for line in kept))
         assert all_models(part, "smoke") == {}
+
+
+def test_the_loss_is_that_of_the_weights_that_were_measured():
+    def model(**metrics):
+        run = Record("bhyt-depth/main", "a" * 16, {}, 0, {"bits_per_byte": 2.5})
+        return Model(None, run, Record("together/examine", "b" * 16, {}, 0, metrics), {})
+
+    assert bits(model()) == 2.5
+    assert bits(model(source_bits={"a" * 16: 2.75})) == 2.75
+    assert bits(model(source_bits={"a" * 16: None})) == 2.5
 
 
 def test_an_examination_is_what_it_says(folder):

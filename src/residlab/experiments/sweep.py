@@ -288,7 +288,9 @@ def _run(
         make_again(config, missing, cache=cache, fabric=lambda source: default_fabric(source, strategy), **quiet)
         if isinstance(config, Measurement):
             record = config.perform(experiment, cache=cache)
-            record.metrics.update({"source_bits": losses} if (losses := measured_losses(config, cache=cache)) else {})
+            losses = measured_losses(config, cache=cache)
+            if losses:
+                record.metrics["source_bits"] = losses
             return config, record
         return config, train(experiment, config, cache=cache, fabric=default_fabric(config, strategy))
     except ResidlabError as error:

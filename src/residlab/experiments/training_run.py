@@ -47,8 +47,11 @@ def run_hash(config: TrainConfig, *, cache: Path | None = None) -> str:
 
 def run_folder(config: TrainConfig, *, cache: Path | None = None) -> Path:
     """Return the folder of a run's checkpoints and metrics."""
-    root = storage.cache_dir() if cache is None else cache
-    return root / "runs" / run_hash(config, cache=cache)
+    return _named_folder(run_hash(config, cache=cache), cache)
+
+
+def _named_folder(name: str, cache: Path | None) -> Path:
+    return (storage.cache_dir() if cache is None else cache) / "runs" / name
 
 
 def texts_of(config: TrainConfig, *, cache: Path | None = None) -> TokenizedCorpus:
@@ -81,16 +84,21 @@ def is_finished(name: str, *, cache: Path | None = None) -> bool:
 
     Only its state is read; whether weights are damaged is found when they are loaded.
     """
-    root = storage.cache_dir() if cache is None else cache
-    state = newest_state(root / "runs" / name)
+    state = newest_state(_named_folder(name, cache))
     return state is not None and state[0] >= state[1]["steps"]
 
 
 def bits_in_cache(name: str, *, cache: Path | None = None) -> float | None:
-    """Return the held-out loss, bits per byte, of the weights of a finished run in this cache; None if it diverged."""
-    root = storage.cache_dir() if cache is None else cache
-    evaluations = _seen(root / "runs" / name / "metrics.jsonl")["evaluations"]
-    return None if not evaluations or evaluations[-1][1] is None else float(evaluations[-1][1])
+    """Return the held-out loss, bits per byte, of the weights of a finished run in this cache.
+
+    None if it diverged, or if nothing is written beside the weights.
+    """
+    file = _named_folder(name, cache) / "metrics.jsonl"
+    if not file.exists():  # a checkpoint that was brought here alone
+        return None
+    lines = (json.loads(line) for line in reversed(file.read_text().splitlines()) if '"evaluation"' in line)
+    last = next((line["evaluation"]["bits_per_byte"] for line in lines if "evaluation" in line), None)
+    return None if last is None else _or_none(float(last))
 
 
 def started(name: str, *, cache: Path | None = None) -> Checkpoint:
