@@ -222,6 +222,33 @@ def test_what_decides_b4(tmp_path):
     assert rf.trainability(named, "gpu", 2, 3.0, published=True) is None
 
 
+def test_recorded_similarities_are_those_of_the_usual_run_and_its_settings(tmp_path):
+    found = tuned(tmp_path, lambda arm, kind, lr: abs(math.log(lr / middle(arm, kind))))
+    records = Records(tmp_path / "runs.jsonl")
+    for number, config in enumerate(STAGES["recipe"].configs("cpu", found)):
+        layers = {f"blocks.{i}": {"token_similarity": [number, 50.0, 100 + i]} for i in range(config.model.depth)}
+        metrics = {"looks": {"step": [0, 100, 200], "attention": layers}}
+        records.add(Record("residual-free/recipe", config.hash, config.to_dict(), 0, metrics, **NOWHERE))
+    named = rf.recipe_runs(found, "cpu")
+    made = rf.recorded_similarity(named)
+    settings = [tuple(round(float(value), 3) for value in row) for row in made["settings"]]
+    assert len(settings) == len(set(settings))
+    for name, setting in {
+        "recipe": (1, 2, 1.03, 12),
+        "scale 4, 24 layers": (1, 4, 1.03, 24),
+        "initial W_K apart": (0, 2, 1.03, 12),
+        "published, beta 1.1": (0, 1, 1.1, 12),
+    }.items():
+        row, depth = settings.index(setting), setting[3]
+        assert made["similarity"][row, 0, 0] == list(named).index(name)
+        np.testing.assert_array_equal(made["similarity"][row, 1, :depth], 100 + np.arange(depth))
+        assert np.isnan(made["similarity"][row, :, depth:]).all()
+    numbers = set(made["similarity"][:, 0, 0])
+    for name in ("half as many heads", "published, half the rate", "published, 4 times as long", "initial GPT-2"):
+        assert list(named).index(name) not in numbers
+    assert rf.recorded_similarity({}) is None
+
+
 def test_trains_means_more_than_frequencies_and_alike_means_near():
     assert rf.Trainability("a", 2.8, 0.3, 0.3).trains_alike
     assert rf.Trainability("a", 2.8, 0.3, 0.31).trains

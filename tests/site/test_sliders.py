@@ -14,6 +14,7 @@ from residlab.experiments.bhyt_depth import MAIN
 from residlab.experiments.growth_results import growth_runs
 from residlab.experiments.norm_results import profiles
 from residlab.experiments.recorded import found
+from residlab.experiments.residual_free_results import recipe_runs, recorded_similarity
 from residlab.explore import (
     block_variance,
     conditioning,
@@ -212,10 +213,15 @@ def check_isometry(shown):
         np.testing.assert_allclose(shown.series[name][1], frame.series[meta][1], rtol=1e-8)
 
 
+SIMILARITY = propagation.RecordedSimilarity(**recorded_similarity(recipe_runs(found("residual-free"), "cpu")))
+
+
 def check_propagation(shown):
-    frame = propagation.propagation_explorable().compute(**shown.state)
-    assert shown.readouts == pytest.approx(dict(frame.readouts), rel=1e-7, abs=1e-9)
-    for name, meta in (("cosine of two tokens", "similarity"), ("participation", "participation")):
+    frame = propagation.propagation_explorable(SIMILARITY).compute(**shown.state)
+    assert shown.readouts == pytest.approx(dict(frame.readouts), rel=1e-7, abs=1e-9, nan_ok=True)
+    drawn = {"cosine of two tokens": "similarity", "participation": "participation"}
+    drawn |= {"recorded, before training": "before", "recorded, after 200 steps": "after"}
+    for name, meta in drawn.items():
         np.testing.assert_allclose(shown.series[name][1], frame.series[meta][1], rtol=1e-7, atol=1e-9)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from residlab.errors import ResidlabError
+from residlab.experiments.norm_results import by_layer
 from residlab.experiments.residual_free import COORDINATEWISE, OPTIMIZERS, PROFILES, SPECTRAL, arm_of, variants
 
 if TYPE_CHECKING:
@@ -201,6 +202,42 @@ def recipe_runs(found: Found, profile: str) -> dict[str, Record]:
     wanted = {name: config.to_dict() for name, config in variants(profile, found).items()}
     recorded = {name: [record for record in records if record.config == config] for name, config in wanted.items()}
     return {name: runs[0] for name, runs in recorded.items() if runs}
+
+
+def recorded_similarity(runs: Mapping[str, Record]) -> dict[str, NDArray[np.float32]] | None:
+    """Return the cosine of two tokens by block as runs of ``recipe`` recorded it, or None without runs.
+
+    Those with the rate, heads, length and optimizer of the variant ``recipe``, once for each setting.
+
+    Parameters
+    ----------
+    runs
+        As from `recipe_runs`.
+
+    Returns
+    -------
+    ``settings``, shape (runs, 4): whether W_K began as W_Q, factor of logits, factor for each layer, layers; and
+    ``similarity``, shape (runs, 2, deepest): before training and after it, NaN beyond a network's end.
+    """
+    if "recipe" not in runs:
+        return None
+    usual = runs["recipe"].config
+    found: dict[tuple[float, ...], Record] = {}
+    for record in runs.values():
+        config, model = record.config, record.config["model"]
+        alike = all(config[name] == usual[name] for name in ("optimizer", "steps"))
+        starts = {"orthogonal": 0.0, "orthogonal-shared-qk": 1.0}
+        if not alike or model["residual"] or model["heads"] != usual["model"]["heads"]:
+            continue
+        if model["initialization"] in starts:
+            scale, beta = model["logit_scale"], model["temperature_base"]
+            found.setdefault((starts[model["initialization"]], scale, beta, model["depth"]), record)
+    deepest = max(int(setting[3]) for setting in found)
+    similarity = np.full((len(found), 2, deepest), np.nan, np.float32)
+    for row, ((*_, depth), record) in enumerate(found.items()):
+        looks = by_layer(record, "attention", "token_similarity")
+        similarity[row, :, : int(depth)] = looks[0], looks[-1]
+    return {"settings": np.array(list(found), np.float32), "similarity": similarity}
 
 
 def is_published(name: str) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
+from residlab.errors import ResidlabError
 from residlab.explore.explorable import Choice, Explorable, Frame, Readout, Slider
 from residlab.explore.panels import LOWER, MOVING, axis, float32_pair, two_panels
-from residlab.explore.theme import BLUE, MUTED, VERMILION
+from residlab.explore.theme import BLUE, INK, MUTED, VERMILION
 from residlab.theory.propagation import critical_participation, kernel_coefficients, similarity_by_layer
 
 TOKENS, HEAD_DIM, WIDTH = 128, 32, 128
@@ -21,13 +24,60 @@ DEPTHS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0)
 INITIALS = tuple(i / 20 for i in range(20))
 
 
-def propagation_explorable() -> Explorable:
+Lines = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedSimilarity:
+    """What runs without residual connections and without a gate said of the cosine of two tokens.
+
+    Parameters
+    ----------
+    settings : array, shape (runs, 4), float32
+        Of each: 1 where W_K began as W_Q, else 0; the factor of logits; the factor for each layer; layers.
+    similarity : array, shape (runs, 2, deepest), float32
+        Mean cosine of two tokens of a text in front of each block, before training and after it; NaN beyond the end.
+
+    Raises
+    ------
+    ResidlabError
+        If the shapes do not fit together.
+    """
+
+    settings: Lines
+    similarity: Lines
+
+    def __post_init__(self) -> None:
+        runs, deepest = len(self.settings), int(max(self.settings[:, 3], default=0))
+        if self.settings.shape != (runs, 4) or self.similarity.shape != (runs, 2, deepest) or not runs:
+            raise ResidlabError(
+                f"similarity has the shape {self.similarity.shape} and settings {self.settings.shape}: "
+                "(runs, 2, deepest) and (runs, 4) are wanted, of one run at least"
+            )
+
+    def of(self, start: str, feedforward: str, scale: float, beta: float, depth: float) -> NDArray[np.float64]:
+        """Return the lines, shape (2, depth), of a run with these settings; (2, 0) if none is recorded."""
+        wanted = np.array([start == "shared", scale, beta, depth])
+        (rows,) = np.nonzero((np.abs(self.settings - wanted) < 1e-6).all(axis=1))
+        if feedforward != "gelu" or not len(rows):
+            return np.zeros((2, 0))
+        return self.similarity[rows[0], :, : int(depth)].astype(np.float64)
+
+
+def propagation_explorable(recorded: RecordedSimilarity | None = None) -> Explorable:
     """Return the explorable of similarity by layer: the scale of logits, its growth with depth, and the start of W_K.
 
     128 tokens, heads of 32, width 128, rotary positions with base 10,000.
 
+    Parameters
+    ----------
+    recorded
+        What trained networks said, drawn where a state is theirs; by default nothing.
+
     Source: chapter 10 (ours).
     """
+    if recorded is None:
+        recorded = RecordedSimilarity(np.zeros((1, 4), np.float32), np.zeros((1, 2, 0), np.float32))
     coefficients = _padded([kernel_coefficients(kind) for kind in ("gelu", "swiglu")])
     return Explorable(
         name="propagation",
@@ -48,13 +98,15 @@ def propagation_explorable() -> Explorable:
             Slider("initial", "c₀", INITIALS, 0.05, description="cosine of two tokens at first"),
         ),
         figure=_figure(),
-        compute=_compute,
+        compute=partial(_compute, recorded),
         readouts=(
             Readout("end", "Cosine of two tokens at the end"),
             Readout("first", "Participation in the first layer"),
             Readout("last", "Participation in the last layer"),
             Readout("critical", "Critical participation"),
             Readout("gradient", "Gradient at the first layer ÷ at the end"),
+            Readout("before", "Recorded in front of the last block, before training"),
+            Readout("after", "Recorded there, after 200 steps"),
         ),
         sentence=(
             "With {start}, logits times {scale} and {beta} per layer, two tokens of {initial} have a cosine of "
@@ -62,10 +114,16 @@ def propagation_explorable() -> Explorable:
             "last; {critical} is critical."
         ),
         script="propagation",
-        data=float32_pair(coefficients),
+        data={
+            **float32_pair(coefficients),
+            "settings": recorded.settings,
+            "recorded": recorded.similarity if recorded.similarity.size else np.full((1, 2, 1), np.nan, np.float32),
+        },
         caption=(
-            "Predicted, before training. Participation is one over the effective number of tokens that a row of "
-            "attention averages. The gradient is what it would be if those of different tokens were uncorrelated."
+            "Lines: predicted, before training. Marks: recorded in text, where tokens repeat, if a run has these "
+            "settings: circles before training, crosses after 200 steps with Muon. Participation is one over the "
+            "effective number of tokens that a row of attention averages. The gradient is what it would be if those of "
+            "different tokens were uncorrelated."
         ),
     )
 
@@ -75,7 +133,17 @@ def _padded(rows: list[NDArray[np.float64]]) -> NDArray[np.float64]:
     return np.array([np.pad(row, (0, most - len(row))) for row in rows])
 
 
-def _compute(*, start: str, feedforward: Any, scale: float, beta: float, depth: float, initial: float) -> Frame:
+def _compute(
+    recorded: RecordedSimilarity,
+    *,
+    start: str,
+    feedforward: Any,
+    scale: float,
+    beta: float,
+    depth: float,
+    initial: float,
+) -> Frame:
+    before, after = recorded.of(start, feedforward, scale, beta, depth)
     made = similarity_by_layer(
         int(depth),
         initial=initial,
@@ -93,6 +161,8 @@ def _compute(*, start: str, feedforward: Any, scale: float, beta: float, depth: 
             "similarity": (layers, made.similarity),
             "participation": (layers[1:], made.participation[1:]),
             "critical": (np.array([0.0, depth]), np.array([critical, critical])),
+            "before": (layers[: len(before)], before),
+            "after": (layers[: len(after)], after),
         },
         readouts={
             "end": float(made.similarity[-1]),
@@ -100,13 +170,28 @@ def _compute(*, start: str, feedforward: Any, scale: float, beta: float, depth: 
             "last": float(made.participation[-1]),
             "critical": critical,
             "gradient": float(made.gradient[0]),
+            "before": float(before[-1]) if len(before) else np.nan,
+            "after": float(after[-1]) if len(after) else np.nan,
         },
     )
 
 
 def _figure() -> go.Figure:
     line: dict[str, Any] = {**MOVING, "mode": "lines+markers", "hovertemplate": "layer %{x}: %{y:.3g}"}
+    mark: dict[str, Any] = {**line, "mode": "markers"}
     traces = [
+        go.Scatter(
+            name="recorded, before training",
+            meta="before",
+            marker={"color": INK, "size": 9, "symbol": "circle-open", "line": {"width": 1.5}},
+            **mark,
+        ),
+        go.Scatter(
+            name="recorded, after 200 steps",
+            meta="after",
+            marker={"color": INK, "size": 8, "symbol": "x-thin-open", "line": {"width": 1.5}},
+            **mark,
+        ),
         go.Scatter(name="cosine of two tokens", meta="similarity", line={"color": VERMILION, "width": 2.5}, **line),
         go.Scatter(name="participation", meta="participation", line={"color": BLUE, "width": 2.5}, **line, **LOWER),
         go.Scatter(

@@ -91,7 +91,26 @@
     });
   }
 
-  explore.forms.propagation = ({ start, feedforward, scale, beta, depth, initial }, { high, low }, options) => {
+  /** The recorded lines of a run with these settings, before training and after it; empty if there is none. */
+  function recordedLines(wanted, settings, recorded) {
+    const [runs, width] = settings.shape;
+    const [, , deepest] = recorded.shape;
+    for (let run = 0; run < runs; run += 1) {
+      if (wanted.every((value, i) => Math.abs(settings.values[run * width + i] - value) < 1e-6)) {
+        const line = (look) => {
+          const from = (2 * run + look) * deepest;
+          return Float64Array.from(recorded.values.subarray(from, from + wanted[3]));
+        };
+        return [line(0), line(1)];
+      }
+    }
+    return [new Float64Array(0), new Float64Array(0)];
+  }
+
+  explore.forms.propagation = ({ start, feedforward, scale, beta, depth, initial }, data, options) => {
+    const { high, low } = data;
+    const wanted = feedforward === "gelu" ? [start === "shared" ? 1 : 0, scale, beta, depth] : [NaN, NaN, NaN, NaN];
+    const [before, after] = recordedLines(wanted, data.settings, data.recorded);
     const terms = high.shape[1];
     const from = options.feedforward.indexOf(feedforward) * terms;
     const coefficients = Array.from({ length: terms }, (_, k) => high.values[from + k] + low.values[from + k]);
@@ -126,6 +145,8 @@
         similarity: { x: layers, y: similarity },
         participation: { x: layers.slice(1), y: participation },
         critical: { x: [0, depth], y: [1 / slope, 1 / slope] },
+        before: { x: layers.slice(0, before.length), y: before },
+        after: { x: layers.slice(0, after.length), y: after },
       },
       readouts: {
         end: similarity[depth],
@@ -133,6 +154,8 @@
         last: participation[depth - 1],
         critical: 1 / slope,
         gradient: Math.sqrt(gradient),
+        before: before.length ? before[depth - 1] : NaN,
+        after: after.length ? after[depth - 1] : NaN,
       },
     };
   };
