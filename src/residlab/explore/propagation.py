@@ -178,7 +178,7 @@ def _compute(
 
 def _figure() -> go.Figure:
     line: dict[str, Any] = {**MOVING, "mode": "lines+markers", "hovertemplate": "layer %{x}: %{y:.3g}"}
-    mark: dict[str, Any] = {**line, "mode": "markers"}
+    mark: dict[str, Any] = {**line, "mode": "markers", "cliponaxis": False}
     traces = [
         go.Scatter(
             name="recorded, before training",
@@ -189,7 +189,7 @@ def _figure() -> go.Figure:
         go.Scatter(
             name="recorded, after 200 steps",
             meta="after",
-            marker={"color": INK, "size": 8, "symbol": "x-thin-open", "line": {"width": 1.5}},
+            marker={"color": INK, "size": 7, "symbol": "x"},
             **mark,
         ),
         go.Scatter(name="cosine of two tokens", meta="similarity", line={"color": VERMILION, "width": 2.5}, **line),
