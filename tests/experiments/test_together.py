@@ -12,7 +12,8 @@ from residlab.experiments.examination import Examination, bounded_sites
 from residlab.experiments.plans import Found, run_experiment, stages_of
 from residlab.experiments.record import Record, Records
 from residlab.experiments.together import ARMS, ROLES, arm_of
-from residlab.experiments.together_results import Model, all_models, bits
+from residlab.experiments.together_results import ARITHMETICS, Model, all_models, bits, measured_networks
+from residlab.explore.architect import MEASURES, MeasuredNetworks, architect_explorable
 from residlab.models.config import ModelConfig, norm_options
 from residlab.models.transformer import Transformer
 
@@ -175,3 +176,33 @@ def test_a_tanh_is_undone():
 def test_a_source_is_a_run(source):
     with pytest.raises(ResidlabError, match="sixteen digits of a finished run"):
         Examination(source)
+
+
+def test_measured_networks_are_the_table_s_numbers(folder):
+    found = Found("together", Records(folder / "together-smoke.jsonl"))
+    kinds = all_models(found, "smoke")
+    said = MeasuredNetworks(**measured_networks(kinds))
+    by_slug = {kind.slug: each for kind, each in kinds.items()}
+    assert set(said.titles) == set(by_slug)
+    assert len(by_slug) == len(kinds) == len(set(said.labels))
+    losses = [np.mean([bits(model) for model in by_slug[slug]]) for slug in said.titles]
+    assert losses == sorted(losses)
+    for row, (slug, title) in enumerate(said.titles.items()):
+        (model,) = by_slug[slug]
+        assert title == model.kind.title
+        assert said.residual[row] == model.kind.residual
+        schemes = model.exam.metrics["quantization"]["schemes"]
+        for name, (key, _) in ARITHMETICS.items():
+            if key in schemes:
+                more = (schemes[key]["loss"] - schemes["full"]["loss"]) / math.log(2)
+            else:
+                more = model.rounded[key].metrics["added"] / math.log(2)
+            column = 1 + list(said.arithmetics).index(name)
+            assert said.losses[row, 0, column] == pytest.approx(bits(model) + more, rel=1e-6)
+        measures = dict(zip(MEASURES, said.measures[row].astype(float), strict=True))
+        assert measures["loss"] == pytest.approx(bits(model), rel=1e-6)
+        assert 2 ** measures["error"] == pytest.approx(list(model.exam.metrics["growth"].values())[-1], rel=1e-5)
+        sites = list(model.exam.metrics["stream"].values())[1:]
+        largest = max(site["all"]["kurtosis_pooled"] for site in sites)
+        assert 3 * (2 ** measures["kurtosis"] - 1) == pytest.approx(largest, rel=1e-4, abs=1e-4)
+    assert architect_explorable(said).default_state["network"] == next(iter(said.titles))

@@ -69,11 +69,29 @@ class Kind:
     decay: float
 
     @property
+    def _without_decay(self) -> bool:
+        return self.optimizer == "adamw" and not self.decay  # others never have it
+
+    @property
+    def slug(self) -> str:
+        """For an address: lower-case words with hyphens."""
+        words = ["stream" if self.residual else "free", self.norm.replace("*", "-star"), self.feedforward]
+        return "-".join([*words, self.optimizer, *(["no-decay"] if self._without_decay else [])])
+
+    @property
+    def label(self) -> str:
+        """For an axis: short; ∅ is no residual connections, × a gate."""
+        norm = {"rmsnorm": "RMSNorm", "gain": "gains λ/κ"}.get(self.norm, NORMS[self.norm])
+        gate = " ×" if self.feedforward == "swiglu" else ""
+        decay = ", no decay" if self._without_decay else ""
+        return f"{'' if self.residual else '∅ '}{norm}{gate} · {OPTIMIZERS.get(self.optimizer, self.optimizer)}{decay}"
+
+    @property
     def title(self) -> str:
         """For people."""
         norm, gate = NORMS[self.norm], "" if self.feedforward == "swiglu" else ", GELU"
         stream = "" if self.residual else "no residual, "
-        decay = " without decay" if self.optimizer == "adamw" and not self.decay else ""
+        decay = " without decay" if self._without_decay else ""
         return f"{stream}{norm}{gate}, {OPTIMIZERS.get(self.optimizer, self.optimizer)}{decay}"
 
 
@@ -245,6 +263,61 @@ def _inputs(model: Model, tokens: str, behind_norm: bool | None = None) -> list[
         for site, classes in named.items()
         if behind_norm is None or behind_norm is not site.endswith(("W_O", "W_down"))
     ]
+
+
+# --- For the explorable
+
+ARITHMETICS: Mapping[str, tuple[str, str]] = {
+    "w8a8": ("W8A8", "W8A8, one scale a tensor"),
+    "w8a4": ("W8A4", "W8A4, one scale a tensor"),
+    "w8a4-row": ("W8A4 row", "W8A4, one scale a token"),
+    "w8a4-hadamard": ("W8A4 hadamard", "W8A4, rotated"),
+    "w4a4": ("W4A4", "W4A4, one scale a tensor"),
+    "w4a4-hadamard": ("W4A4 hadamard", "W4A4, rotated"),
+    "fp8": ("FP8", "FP8"),
+    "bf16": ("bf16", "all bf16, sums too"),
+    "e4m3": ("q=e4m3fn a=fp32 w=fp32 r=fp32", "products of e4m3fn, the rest fp32"),
+}
+"""Name in an address -> a scheme of the examination or the roles of a rounded inference, and its title."""
+
+
+def measured_networks(kinds: Mapping[Kind, list[Model]]) -> dict[str, Any]:
+    """Return what chapter 18's table says of each kind, best first, as `MeasuredNetworks` of its explorable takes it.
+
+    The loss in an arithmetic is that of the whole held-out text plus what the arithmetic adds on the bytes on which it
+    was measured.
+
+    Parameters
+    ----------
+    kinds
+        As `models` returns them, two at least.
+    """
+    order = sorted(kinds, key=lambda kind: mean(kinds[kind], bits))
+    seeds = max(len(each) for each in kinds.values())
+    adds = [rounding_adds(key) if key in together.ROLES else added(key) for key, _ in ARITHMETICS.values()]
+    losses = np.full((len(order), seeds, 1 + len(adds)), np.nan)
+    for row, kind in enumerate(order):
+        for column, model in enumerate(kinds[kind]):
+            losses[row, column] = bits(model) + np.array([0.0, *(add(model) for add in adds)])
+    measures = [
+        [
+            mean(each, sqnr("8")) / BIT,
+            math.log2(geometric_mean(each, crest())),
+            *(math.log2(mean(each, kurtosis(tokens)) / 3 + 1) for tokens in ("all", "rest")),
+            math.log2(geometric_mean(each, stream_growth)),
+            math.log2(geometric_mean(each, amplification)),
+            mean(each, bits),
+        ]
+        for each in map(kinds.__getitem__, order)
+    ]
+    return {
+        "titles": {kind.slug: kind.title for kind in order},
+        "labels": [kind.label for kind in order],
+        "arithmetics": {name: title for name, (_, title) in ARITHMETICS.items()},
+        "residual": np.array([kind.residual for kind in order], np.float32),
+        "losses": losses.astype(np.float32),
+        "measures": np.array(measures, np.float32),
+    }
 
 
 # --- Differences
