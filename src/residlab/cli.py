@@ -118,7 +118,11 @@ def _project_command(commands: _Commands, name: str, text: str, run: _Run) -> ar
 def _add_profile(parser: argparse.ArgumentParser) -> None:
     from residlab.compendium.profiles import PROFILES
 
-    parser.add_argument("--profile", choices=PROFILES, help="how much to compute (default: the last one, else smoke)")
+    parser.add_argument(
+        "--profile",
+        choices=PROFILES,
+        help="time limits, and the parameter profile of a chapter that has one (default: the last one, else smoke)",
+    )
 
 
 def _project(args: argparse.Namespace) -> Project:

@@ -1,4 +1,4 @@
-"""The one exception that a user's slip or a broken environment raises."""
+"""The one exception that a user's slip or a broken environment raises, and what its messages share."""
 
 
 class ResidlabError(Exception):
@@ -14,3 +14,19 @@ class ResidlabError(Exception):
         ...
     residlab.errors.ResidlabError: mode must be one of nearest, toward_zero, up, down; got 'nearst'
     """
+
+
+def install(extra: str) -> str:
+    """Return how to install what is missing: residlab is on no package index, so from a clone of it.
+
+    Parameters
+    ----------
+    extra
+        One of the project's optional dependencies.
+
+    Examples
+    --------
+    >>> install("training")
+    "in a clone of residlab, python -m pip install -e '.[training]'"
+    """
+    return f"in a clone of residlab, python -m pip install -e '.[{extra}]'"

@@ -38,7 +38,7 @@ def test_every_operator_is_measured_beside_its_floors() -> None:
 
 
 @pytest.mark.skipif(
-    find_spec("triton") is None, reason="not run: Triton is missing; python -m pip install 'residlab[triton]' (Linux)"
+    find_spec("triton") is None, reason="not run: Triton is missing; python -m pip install -e '.[triton]' (Linux)"
 )
 def test_the_gpu_benchmark_runs_in_the_interpreter() -> None:
     # A process of its own: Triton decides between interpreter and compiler when it is first imported.

@@ -16,7 +16,7 @@ def require(backend: str) -> str:
     if backend == "compiled" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("not run: no C++ compiler; install one (Debian, Ubuntu: apt-get install g++)")
     if backend == "triton" and find_spec("triton") is None:
-        pytest.skip("not run: Triton is missing; python -m pip install 'residlab[triton]' (Linux)")
+        pytest.skip("not run: Triton is missing; python -m pip install -e '.[triton]' (Linux)")
     return TRITON_DEVICE if backend == "triton" else "cpu"
 
 

@@ -190,9 +190,7 @@ def test_what_is_no_tokenizer_is_refused(text):
 
 def test_without_the_library_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(
-        ResidlabError, match=r"BPE needs tokenizers, which is not installed: pip install residlab\[training\]"
-    ):
+    with pytest.raises(ResidlabError, match=r"BPE needs tokenizers, which is not installed: .*\.\[training\]"):
         BPETokenizer.train(SENTENCES)
 
 

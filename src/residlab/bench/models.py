@@ -9,7 +9,7 @@ import torch
 from residlab.bench.operations import matrix_parameters, matrix_peak, read_bandwidth, training_operations
 from residlab.bench.report import Report, rows
 from residlab.bench.timing import race
-from residlab.errors import ResidlabError
+from residlab.errors import ResidlabError, install
 from residlab.kernels import Backend
 from residlab.models.config import NORMS, ModelConfig, norm_options
 from residlab.models.generation import generate
@@ -139,7 +139,7 @@ def llama(config: ModelConfig) -> "LlamaForCausalLM":
     try:
         from transformers import LlamaConfig, LlamaForCausalLM
     except ImportError as error:
-        raise ResidlabError("this benchmark compares with transformers: pip install residlab[hf]") from error
+        raise ResidlabError(f"this benchmark compares with transformers: {install('hf')}") from error
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=config.vocabulary,

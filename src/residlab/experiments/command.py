@@ -39,7 +39,11 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--results", type=Path, metavar="FILE", help="records, JSON lines (default: FILE's name, .jsonl, beside it)"
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="records, JSON lines (default: FILE's name, .jsonl, beside it; of an experiment of the book, "
+        "results/NAME-PROFILE.jsonl)",
     )
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="texts and checkpoints (default: the user's)")
 

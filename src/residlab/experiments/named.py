@@ -17,7 +17,7 @@ def is_named(file: Path) -> bool:
 def add_named_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what only an experiment with a name takes."""
     group = parser.add_argument_group("for an experiment of the book", f"FILE is one of {', '.join(EXPERIMENTS)}")
-    group.add_argument("--profile", choices=PROFILES, help="its size (default: cpu)")
+    group.add_argument("--profile", choices=PROFILES, help="its size, where it has it (default: cpu)")
     group.add_argument(
         "--stage", action="append", metavar="NAME", help="run this stage (may be repeated; default: all)"
     )

@@ -28,7 +28,7 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 
-from residlab.errors import ResidlabError
+from residlab.errors import ResidlabError, install
 from residlab.experiments.measurement import Measurement
 from residlab.experiments.probes import probes_named
 from residlab.experiments.record import Record, Records
@@ -240,7 +240,7 @@ def _workers(scheduler: str | None, jobs: int, strategy: Strategy) -> Iterator[_
     try:
         import joblib
     except ImportError as error:
-        raise ResidlabError("several runs at once need joblib: pip install residlab[training]") from error
+        raise ResidlabError(f"several runs at once need joblib: {install('training')}") from error
 
     def submit(
         experiment: str, configs: list[Task], missing: Mapping[str, Recorded], cache: Path | None
@@ -260,7 +260,7 @@ def _workers(scheduler: str | None, jobs: int, strategy: Strategy) -> Iterator[_
     try:
         from distributed import Client
     except ImportError as error:
-        raise ResidlabError("a cluster needs dask: pip install residlab[training]") from error
+        raise ResidlabError(f"a cluster needs dask: {install('training')}") from error
     try:
         client = Client(scheduler, timeout=20)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:

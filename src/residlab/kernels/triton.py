@@ -21,7 +21,8 @@ try:
     import triton.language as tl
 except ImportError as error:
     raise ImportError(
-        "backend 'triton' needs Triton: python -m pip install 'residlab[triton]' (Linux), or use backend='reference'"
+        "backend 'triton' needs Triton (Linux): in a clone of residlab, python -m pip install -e '.[triton]'; "
+        "or use backend='reference'"
     ) from error
 
 _WIDEST = 1 << 16  # entries of a row that one program holds

@@ -24,7 +24,7 @@ from typing import Any
 from residlab.data import cache as storage
 from residlab.data import manifest
 from residlab.data.progress import bar, say
-from residlab.errors import ResidlabError
+from residlab.errors import ResidlabError, install
 
 STREAMED = 100_000_000
 OPTIONS = ("split", "column", "max_bytes")
@@ -214,7 +214,5 @@ def _load_dataset(source: str) -> Any:
     try:
         module: Any = importlib.import_module("datasets")
     except ImportError as error:
-        raise ResidlabError(
-            f"{source} needs datasets, which is not installed: pip install 'residlab[datasets]'"
-        ) from error
+        raise ResidlabError(f"{source} needs datasets, which is not installed: {install('datasets')}") from error
     return module.load_dataset

@@ -31,7 +31,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from residlab.errors import ResidlabError
+from residlab.errors import ResidlabError, install
 from residlab.training.optimizer_config import Kind, OptimizerConfig
 from residlab.training.sharding import divided_like
 
@@ -61,7 +61,7 @@ def library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ResidlabError(f"{name} is missing: python -m pip install 'residlab[training]' ({error})") from error
+        raise ResidlabError(f"{name} is missing: {install('training')} ({error})") from error
 
 
 class Part:

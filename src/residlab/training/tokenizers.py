@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from residlab.data import cache as storage
 from residlab.data import manifest
 from residlab.data.progress import bar, say
-from residlab.errors import ResidlabError
+from residlab.errors import ResidlabError, install
 from residlab.training.corpus import Corpus
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _library() -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        raise ResidlabError("BPE needs tokenizers, which is not installed: pip install residlab[training]") from error
+        raise ResidlabError(f"BPE needs tokenizers, which is not installed: {install('training')}") from error
     return tokenizers
 
 

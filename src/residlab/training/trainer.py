@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from residlab.data.cache import write_atomic
-from residlab.errors import ResidlabError
+from residlab.errors import ResidlabError, install
 from residlab.models.transformer import Transformer
 from residlab.training.batches import Batches
 from residlab.training.checkpoint import (
@@ -318,7 +318,7 @@ def default_fabric(config: TrainConfig, strategy: Strategy = "ddp") -> "Fabric":
         from lightning_fabric import Fabric
         from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
     except ImportError as error:
-        raise ResidlabError("training needs lightning-fabric: pip install residlab[training]") from error
+        raise ResidlabError(f"training needs lightning-fabric: {install('training')}") from error
     precision = "bf16-mixed" if config.precision == "bfloat16" else "32-true"
     accelerator = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     local, world = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), int(os.environ.get("WORLD_SIZE", 1))

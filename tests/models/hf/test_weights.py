@@ -294,9 +294,7 @@ def test_without_transformers(monkeypatch, tmp_path):
         load_swapped,
         lambda folder: to_hugging_face(Transformer(ModelConfig(**SHAPE)), folder),
     ):
-        with pytest.raises(
-            ResidlabError, match=r"needs transformers, which is not installed: pip install residlab\[hf\]"
-        ):
+        with pytest.raises(ResidlabError, match=r"needs transformers, which is not installed: .*\.\[hf\]"):
             act(tmp_path)
 
 

@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from residlab.errors import ResidlabError
+from residlab.errors import ResidlabError, install
 
 
 def require(what: str, *packages: str) -> None:
@@ -18,7 +18,7 @@ def require(what: str, *packages: str) -> None:
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
-        raise ResidlabError(f"{what} needs {', '.join(missing)}, which {verb} not installed: pip install residlab[hf]")
+        raise ResidlabError(f"{what} needs {', '.join(missing)}, which {verb} not installed: {install('hf')}")
 
 
 @contextmanager
