@@ -244,7 +244,9 @@ def predicted(record: Record, gain: float = 1.0) -> FloatArray:
 
 
 def least_worst_case(record: Record) -> FloatArray:
-    """Return relative errors below every worst-case bound: Lambda_l is at least the branch over the stream.
+    """Return relative errors below every worst-case bound of branches orthogonal to the stream.
+
+    Lambda_l is at least the branch over the stream; sizes alone would allow less, ``s[l + 1]/s[l] - 1``.
 
     As in `predicted`, with errors that all add up: `residlab.theory.error_growth.error_bound`.
     """
