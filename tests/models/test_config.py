@@ -127,3 +127,9 @@ def test_an_option_added_later_changes_no_hash_at_its_default():
     )
     assert scaled.to_dict()["norm"] == {"kind": "rmsnorm", "eps": 1e-5, "gain_attention": 0.2}
     assert ModelConfig.from_dict(scaled.to_dict()) == scaled
+
+
+@pytest.mark.parametrize("values", [{"temperature_base": 1e200}, {"logit_scale": 1e308, "temperature_base": 2.0}])
+def test_logits_scales_beyond_float64_are_refused(values):
+    with pytest.raises(ResidlabError, match=r"logit_scale \* temperature_base\*\*depth must be a finite number"):
+        ModelConfig(depth=4, width=32, heads=2, vocabulary=50, **values)

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from residlab.errors import ResidlabError
 from residlab.models.config import NORMS, ModelConfig, norm_options
-from residlab.models.files import load_model, save_model
+from residlab.models.files import load_model, load_weights, save_model
 from residlab.models.transformer import Transformer
 
 TOKENS = torch.tensor([[1, 2, 3, 4]])
@@ -113,3 +113,19 @@ def test_a_device_that_is_absent_is_refused(saved):
         load_model(saved, device="cuda")
     with pytest.raises(ResidlabError, match="got tpu"):
         load_model(saved, device="tpu")
+
+
+def test_a_model_keeps_its_own_copy_of_weights():
+    one, other = make(), make()
+    load_weights(other, one.state_dict())
+    with torch.no_grad():
+        other.embedding.weight.zero_()
+    assert one.embedding.weight.abs().sum() > 0
+
+
+def test_a_model_of_several_dtypes_is_not_saved(tmp_path):
+    model = make().bfloat16()
+    model.final_norm.float()
+    with pytest.raises(ResidlabError, match=r"in one dtype; this one has bfloat16 \(.*\) and float32 \(final_norm"):
+        save_model(model, tmp_path / "mixed")
+    assert not (tmp_path / "mixed").exists()

@@ -102,3 +102,9 @@ def test_sampling_follows_the_truncated_law(options):
 def test_wrong_input_is_refused(prompts, options, said):
     with pytest.raises(ResidlabError, match=said):
         generate(make(), prompts, **{"new_tokens": 2, **options})
+
+
+def test_a_temperature_next_to_zero_picks_the_likeliest():
+    model = make()
+    greedy = generate(model, [[1, 2, 3]], 5)
+    assert generate(model, [[1, 2, 3]], 5, temperature=1e-310, seed=0) == greedy

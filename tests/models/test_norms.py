@@ -146,3 +146,12 @@ def test_rmsnorm_with_the_gain_of_a_bound_is_bhyt_without_the_tanh():
         assert ((y - linear).abs() <= linear.abs() ** 3 / 3 + 1e-7 * linear.abs()).all()  # gains are float32
         torch.testing.assert_close(linear.square().mean(-1).sqrt(), torch.full((5,), ratio).double(), rtol=1e-4, atol=0)
     assert (make_norm(scaled, "final").gamma == 1).all()
+
+
+@pytest.mark.parametrize("layer", [2, 3, 7, 12])
+def test_the_scale_of_lns_is_not_rounded_to_the_dtype_of_the_gain(layer):
+    norm = RMSNorm(64, eps=0, scale=layer**-0.5).bfloat16()
+    x = torch.randn(2000, 64, generator=torch.Generator().manual_seed(layer)).bfloat16()
+    exact = x.double() / x.double().square().mean(-1, keepdim=True).sqrt() * layer**-0.5
+    bias = ((norm(x).double() - exact) * exact.sign()).mean() / exact.abs().mean()
+    assert abs(bias) < 1e-4  # rounding 1/sqrt(7) to bfloat16 alone would make it 2.5e-3

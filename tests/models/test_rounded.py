@@ -1,5 +1,6 @@
 """The model in rounded arithmetic: against float64, against a second model of scalars bit for bit, by role."""
 
+import copy
 import math
 from fractions import Fraction
 
@@ -14,6 +15,7 @@ from residlab.models.attention import KVCache, rotary_table
 from residlab.models.config import ModelConfig
 from residlab.models.rounded import Rounded
 from residlab.models.transformer import Transformer
+from residlab.precision import compiled
 from residlab.precision.accumulation import PAIRWISE, RECURSIVE, blocked
 from residlab.precision.formats import BF16, E4M3FN, FP16, FP32, Format
 from residlab.precision.roles import Roles
@@ -227,3 +229,20 @@ def test_another_arithmetic_may_be_anyone_s():
         block.attention.W_O.weight.data /= 2
         block.feedforward.W_down.weight.data /= 2
     torch.testing.assert_close(model(tokens, arithmetic=Halved()), expected(tokens), rtol=1e-9, atol=1e-12)
+
+
+def test_the_reference_backend_computes_everything(monkeypatch):
+    model, ids = make(), some_tokens()
+    with torch.no_grad():
+        expected = model(ids, arithmetic=Rounded("bf16"))
+        monkeypatch.setattr(compiled, "library", lambda: pytest.fail("compiled code was asked for"))
+        assert torch.equal(model(ids, arithmetic=Rounded("bf16", backend="reference")), expected)
+
+
+@pytest.mark.parametrize("kind", ["lns", "rmsnorm"])
+def test_float64_is_as_exact_as_a_model_in_float64(kind):
+    model, ids = make(kind), some_tokens()
+    with torch.no_grad():
+        result = model(ids, arithmetic=Rounded("fp64"))
+        expected = copy.deepcopy(model).double()(ids)
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-13)

@@ -313,3 +313,19 @@ def test_kernels_are_chosen_by_name(backend):
     model.use_kernels(backend)
     assert {m.backend for m in model.modules() if hasattr(m, "backend")} == {backend}
     model(some_tokens())
+
+
+def test_a_seed_leaves_the_global_generator_alone():
+    for position, tied in (("rope", True), ("learned", False)):
+        torch.manual_seed(0)
+        expected = torch.rand(1)
+        torch.manual_seed(0)
+        make(position=position, tied_embeddings=tied)
+        assert torch.equal(torch.rand(1), expected)
+
+
+def test_the_loss_takes_tokens_of_any_integer_dtype():
+    model = make()
+    ids = torch.arange(12).reshape(2, 6)
+    losses = {dtype: next_token_loss(model(ids.to(dtype)), ids.to(dtype)) for dtype in (torch.int32, torch.int64)}
+    assert torch.equal(*losses.values())

@@ -126,3 +126,10 @@ def test_a_large_entry_overflows_fp16_and_leaves_zeros() -> None:
     x[3] = 300.0
     assert norms.rms_norm(Operations(FP16), x, None, 1e-5).tolist() == [0.0] * WIDTH
     assert norms.rms_norm(Operations(BF16), x, None, 1e-5).abs().max() > 3
+
+
+def test_centred_bhyt_without_a_mean_is_refused():
+    x, lam = torch.ones(1, 4).double(), torch.tensor([2.0])
+    measured = norms.Statistic(torch.ones(1, 1).double(), None)
+    with pytest.raises(ValueError, match="centred needs the mean of each token"):
+        norms.bhyt_approximate(Operations(FP16), x, None, lam, measured, torch.zeros(()), 1.0, 0.0, True)

@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from residlab.models.config import ModelConfig
+from residlab.models.transformer import Transformer
+from residlab.probes.blocks import record_calls
 from residlab.probes.jacobian import jacobian_deviation
+from residlab.probes.lipschitz import frobenius_norm
 
 T, D = 5, 6
 
@@ -117,3 +122,18 @@ def test_one_probe_has_no_standard_error(tokens):
 def test_refuses_what_is_no_block(block, x, probes, message):
     with pytest.raises(ValueError, match=message):
         jacobian_deviation(block, x, probes=probes)
+
+
+def test_the_library_s_own_blocks_can_be_looked_at():
+    model = Transformer(ModelConfig(depth=1, width=16, heads=2, vocabulary=50, context=8), seed=0)
+    with torch.no_grad(), record_calls({"block": model.blocks[0]}) as calls:
+        model(torch.arange(8)[None])
+    block, x = calls["block"], calls["block"].x
+    with sdpa_kernel(SDPBackend.MATH):
+        exact = torch.func.jacrev(lambda x: block(x).flatten())(x.detach()).reshape(x.numel(), x.numel())
+    distance = (exact - torch.eye(x.numel())).norm() / x.numel() ** 0.5
+    found = jacobian_deviation(block, x, probes=400, generator=torch.Generator().manual_seed(0))
+    assert abs(found.value - distance) < 5 * found.error
+    assert frobenius_norm(lambda tokens: block(tokens[None])[0], x[0]) == pytest.approx(
+        float(torch.linalg.matrix_norm(exact.detach(), 2)), rel=1e-3
+    )

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from residlab.errors import ResidlabError
 from residlab.models.config import ModelConfig
 from residlab.models.transformer import Transformer
 from residlab.precision.formats import BF16, FP16
@@ -91,3 +92,9 @@ def test_above_is_raised_where_a_bound_is_broken(monkeypatch: pytest.MonkeyPatch
 def _halved(arguments: tuple[object, ...], name: str) -> tuple[object, ...]:
     at = 1 if name == "enclosure" else 2
     return tuple(v / 64 if i == at else v for i, v in enumerate(arguments))  # type: ignore[operator]
+
+
+def test_a_row_without_a_key_is_refused() -> None:
+    mask = torch.tensor([[True, True], [False, False]])
+    with pytest.raises(ResidlabError, match="each row must have a key that mask shows"):
+        row_rounding(torch.zeros(2, 2), BF16, mask=mask)

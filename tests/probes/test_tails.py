@@ -90,3 +90,18 @@ def test_says_when_nothing_was_counted():
         DeviationCounter(kappa=1.0).survival()
     with pytest.raises(ValueError, match="nothing was counted yet"):
         _ = DeviationCounter(kappa=1.0).share_beyond
+
+
+@pytest.mark.parametrize("form", ["centred", "mean-free"])
+def test_a_token_of_zeros_has_an_infinite_mean_over_deviation(form):
+    x = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(0))
+    x[0, 2] = 0
+    counter = DeviationCounter(3.0, form=form)
+    counter.update(x)
+    finite = (x.double().mean(-1).abs() / x.double().std(-1, correction=0))[0, [0, 1, 3, 4]]
+    assert counter.mean_over_std[0] == pytest.approx(float(finite.sort().values[2]))  # the third of five
+
+
+def test_too_few_tokens_are_refused():
+    with pytest.raises(ValueError, match="more than skip = 2 tokens"):
+        DeviationCounter(3.0, skip=2).update(torch.ones(1, 2, 4))

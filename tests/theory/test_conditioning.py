@@ -343,3 +343,24 @@ def test_of_a_small_change_both_bounds_are_the_condition_numbers():
     assert np.all(got <= cond.layer_norm_entries(x) + 2 * cond.layer_norm_normwise(x) + 2 / len(x) * 100)
     assert cond.rms_norm_change(1e-9) / 1e-9 == pytest.approx(2)
     assert cond.layer_norm_change(np.array([1.0, 1.0 + 1e-3, 1.0 - 1e-3]), 0.1).max() == np.inf
+
+
+@pytest.mark.parametrize("value", [0.1, 1.0, 1 / 3, 1e200, 1e-200])
+def test_a_constant_token_has_no_deviation(value):
+    """BHyT does not notice a factor (eps = 0), and the deviation's slope is 0 where there is none."""
+    entries = cond.bhyt_entries(np.full(3, value), 2.0, 10.0, centred=True)
+    np.testing.assert_allclose(entries, cond.bhyt_entries(np.ones(3), 2.0, 10.0, centred=True), rtol=1e-12)
+    jacobian = cond.bhyt_jacobian(np.full(3, value), 2.0, 10.0, centred=True) * value
+    np.testing.assert_allclose(jacobian, cond.bhyt_jacobian(np.ones(3), 2.0, 10.0, centred=True), rtol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_no_square_leaves_the_range_of_float64(scale):
+    x = np.array([1.0, 2, 0, -0.5])
+    for centred in (False, True):
+        np.testing.assert_allclose(
+            cond.bhyt_entries(scale * x, 2.0, 10.0, centred=centred),
+            cond.bhyt_entries(x, 2.0, 10.0, centred=centred),
+            rtol=1e-12,
+        )
+    assert cond.rms_norm_jacobian(1e-200 * x, eps=1e-5) == pytest.approx(np.eye(4) / np.sqrt(1e-5))

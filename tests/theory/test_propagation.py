@@ -1,5 +1,6 @@
 """Similarity of tokens: the exact lemma against matrices, the kernel against samples, the closure against our model."""
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -139,3 +140,30 @@ def test_logits_as_large_as_numbers_go():
         pr.similarity_by_layer(0)
     with pytest.raises(ValueError, match="tokens must be a whole number >= 2"):
         pr.initial_rows(0.1, 1.0, tokens=1, head_dim=32, width=128)
+
+
+@pytest.mark.parametrize("kind", ["gelu", "swiglu"])
+@pytest.mark.parametrize("variance", [1e-3, 1.0, 25.0, 1e4])
+def test_the_slope_is_exact_at_every_variance(kind, variance):
+    root = mpmath.sqrt(variance)
+
+    def f(x):
+        return x * mpmath.ncdf(x) if kind == "gelu" else x / (1 + mpmath.exp(-x))
+
+    bend = min(8 / root, 12)
+    marks = [-14, -bend, -bend / 4, 0, bend / 4, bend, 14]
+    above, below = (
+        mpmath.quad(lambda g, of=of: of(root * g) ** 2 * mpmath.npdf(g), marks)
+        for of in (lambda x: mpmath.diff(f, x), f)
+    )
+    assert pr.kernel_slope(kind, variance=variance) == pytest.approx(
+        float(variance * above / below) + (kind == "swiglu"), rel=1e-8
+    )
+
+
+def test_coefficients_know_up_to_which_variance_they_suffice():
+    for kind in ("gelu", "swiglu"):
+        b = pr.kernel_coefficients(kind, variance=4.0)
+        assert np.arange(len(b)) @ b == pytest.approx(pr.kernel_slope(kind, variance=4.0), rel=1e-4)
+    with pytest.raises(ValueError, match=r"variance must be in \(0, 4\]; got 25"):
+        pr.kernel_coefficients("gelu", variance=25.0)

@@ -25,7 +25,7 @@ def save_model(model: Transformer, folder: str | os.PathLike[str]) -> None:
     Raises
     ------
     ResidlabError
-        If the folder holds something else, or cannot be written.
+        If the folder holds something else, or cannot be written; or the model has several dtypes.
 
     Examples
     --------
@@ -36,6 +36,11 @@ def save_model(model: Transformer, folder: str | os.PathLike[str]) -> None:
     >>> sorted(path.name for path in Path("saved").iterdir())
     ['config.json', 'model.safetensors']
     """
+    dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    if len(set(dtypes.values())) > 1:
+        kinds = {dtype: name for name, dtype in dtypes.items()}
+        named = " and ".join(f"{dtype} ({name})".removeprefix("torch.") for dtype, name in kinds.items())
+        raise ResidlabError(f"a model is saved in one dtype; this one has {named}")
     with replaced_folder(folder) as staging:
         weights = {name: tensor.detach().contiguous().cpu() for name, tensor in model.state_dict().items()}
         save_file(weights, staging / "model.safetensors")
@@ -150,7 +155,9 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
 
 
 def load_weights(model: Transformer, weights: dict[str, torch.Tensor]) -> None:
-    """Give a model its weights, all of them, replacing whatever it had.
+    """Give a model a copy of its weights, all of them, in its dtype and on its device.
+
+    A model on the meta device, which has no memory of its own, takes the tensors themselves.
 
     Raises
     ------
@@ -179,7 +186,8 @@ def load_weights(model: Transformer, weights: dict[str, torch.Tensor]) -> None:
             )
         if not torch.isfinite(tensor).all():
             raise ResidlabError(f"{name} holds values that are not finite")
-    model.load_state_dict({name: tensor.to(wanted[name].dtype) for name, tensor in weights.items()}, assign=True)
+    empty = any(tensor.is_meta for tensor in wanted.values())
+    model.load_state_dict({name: tensor.to(wanted[name].dtype) for name, tensor in weights.items()}, assign=empty)
 
 
 def checked_device(device: torch.device | str) -> torch.device:

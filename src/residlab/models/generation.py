@@ -122,7 +122,8 @@ def _pick(
     """Return one token for each row of logits, (B, vocabulary)."""
     if temperature == 0:
         return logits.argmax(dim=-1)
-    ordered, order = (logits.double() / temperature).sort(dim=-1, descending=True, stable=True)
+    ordered, order = logits.double().sort(dim=-1, descending=True, stable=True)
+    ordered = (ordered - ordered[:, :1]) / temperature  # of any size: the largest stays 0
     if top_k is not None:
         ordered[:, top_k:] = -torch.inf
     probabilities = ordered.softmax(dim=-1)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from residlab import kernels
 from residlab.kernels import Backend, TokenStatistic
+from residlab.kernels.reference import upcast
 from residlab.models.config import (
     BHyTOptions,
     BHyTStarOptions,
@@ -99,7 +100,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each token."""
-        gamma = self.gamma if self.scale == 1 else self.gamma * self.scale
+        gamma = self.gamma if self.scale == 1 else upcast(self.gamma) * self.scale  # rounded once, at the end
         return kernels.rms_norm(x, gamma, self.eps, backend=self.backend)
 
     def extra_repr(self) -> str:

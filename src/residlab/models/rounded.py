@@ -164,6 +164,7 @@ class Rounded(Arithmetic):
             order=self.roles.order,
             mode=self.mode,
             seed=self.seed,
+            backend=self.backend,
         )
         return self._product(rows, v), rows
 

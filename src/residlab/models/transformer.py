@@ -153,6 +153,12 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, seed: int | None = None) -> None:
         super().__init__()
         self.config = config
+        with torch.random.fork_rng(devices=[], enabled=seed is not None):  # a seed leaves torch's generator alone
+            self._make_layers(config, seed)
+        initialize(self, seed)
+        self.refresh()
+
+    def _make_layers(self, config: ModelConfig, seed: int | None) -> None:
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         learned = config.position == "learned"
         self.position_embedding = nn.Embedding(config.context, config.width) if learned else None
@@ -160,14 +166,11 @@ class Transformer(nn.Module):
         self.embedding_scale = nn.Parameter(torch.tensor([float(config.width) ** 0.5])) if scaled else None
         peri = isinstance(config.norm, PeriLNOptions) and config.norm.embedding_norm
         self.embedding_norm = RMSNorm(config.width, eps=config.norm.eps) if peri else None  # type: ignore[union-attr]
-        with torch.random.fork_rng(devices=[], enabled=seed is not None):
-            if seed is not None:  # what the layers are made with matters to refresh = "construction"
-                torch.manual_seed(seed)
-            self.blocks = nn.ModuleList(Block(config, layer) for layer in range(1, config.depth + 1))
+        if seed is not None:  # what the layers are made with matters to refresh = "construction"
+            torch.manual_seed(seed)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(1, config.depth + 1))
         self.final_norm = make_norm(config, "final")
         self.output = None if config.tied_embeddings else nn.Linear(config.width, config.vocabulary, bias=False)
-        initialize(self, seed)
-        self.refresh()
 
     def forward(
         self,
@@ -344,4 +347,4 @@ def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
     3.912
     """
     precise = logits if logits.dtype == torch.float64 else logits.float()
-    return nn.functional.cross_entropy(precise[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    return nn.functional.cross_entropy(precise[:, :-1].flatten(0, 1), tokens[:, 1:].flatten().long())

@@ -60,7 +60,7 @@ def rms_norm(ops: Operations, x: Tensor, gamma: Tensor | None, eps: float, scale
     """
     x = ops.store(x)
     y = ops.multiply(x, _reciprocal_root(ops, _mean_square(ops, x), eps))
-    return _gained(ops, y, gamma if gamma is None or scale == 1 else gamma * scale)
+    return _gained(ops, y, gamma if gamma is None or scale == 1 else gamma.double() * scale)
 
 
 def dyt(ops: Operations, x: Tensor, alpha: Tensor, gamma: Tensor | None, beta: Tensor | None) -> Tensor:
@@ -123,6 +123,8 @@ def bhyt_approximate(
     >>> bhyt_approximate(Operations(BF16), z, None, lam, measured, torch.tensor([0.25]).double(), **options)
     tensor([[0.9805, 0.9961, 0.6562, 0.0000]], dtype=torch.float64)
     """
+    if centred and statistic.mean is None:
+        raise ValueError("centred needs the mean of each token: statistic.mean is None")
     spread = ops.add(ops.store(statistic.spread), ops.store(increment))
     mean = ops.store(statistic.mean) if centred and statistic.mean is not None else None
     return _bounded(ops, ops.store(z), gamma, lam, Statistic(spread, mean), kappa, eps)

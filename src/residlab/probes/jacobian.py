@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +134,8 @@ def _double_backward_products(block: Callable[[Tensor], Tensor], x: Tensor, vect
     # u -> J^T u is linear: its own derivative, applied to v, is J v.
     with torch.enable_grad():
         x = x.requires_grad_()
-        y = block(x)
+        with sdpa_kernel(SDPBackend.MATH):  # others cannot be differentiated twice
+            y = block(x)
         _check_shape(y, x)
         u = torch.zeros_like(y, requires_grad=True)
         (pulled,) = torch.autograd.grad(y, x, u, create_graph=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from residlab.probes.activations import modules_matching, observe_outputs
 from residlab.theory.attention_jacobian import Head
@@ -43,7 +44,8 @@ def _pushed(block: Block, x: Tensor) -> tuple[Callable[[Tensor, bool], Tensor], 
 
     Forward mode would do as well, but the first use of it in a process costs seconds.
     """
-    y = block(x)
+    with sdpa_kernel(SDPBackend.MATH):  # others cannot be differentiated twice
+        y = block(x)
     if y.ndim != 2 or y.shape[0] != x.shape[0]:
         raise ValueError(f"a block keeps the number of tokens: {tuple(x.shape)} became {tuple(y.shape)}")
     g = torch.zeros_like(y, requires_grad=True)
@@ -190,7 +192,7 @@ def steepest_tokens(block: Block, x: Tensor, radius: float, *, steps: int = 200,
         raise ValueError(f"radius must be > 0, got {radius!r}")
     _products(block, x)  # refuses what it should
     scaled = (x / radius).detach().clone().requires_grad_()
-    h = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype).requires_grad_()
+    h = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype).to(x.device).requires_grad_()
     ascent = torch.optim.Adam([scaled, h], lr=rate, maximize=True)
     best: list[float] = []
     for _ in range(steps):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from residlab.errors import ResidlabError
 from residlab.precision.accumulation import RECURSIVE
 from residlab.precision.formats import Format
 from residlab.precision.rounding import rounded
@@ -138,6 +139,8 @@ def row_rounding(logits: Tensor, fmt: Format, *, mask: Tensor | None = None, las
     x = logits.detach().double()
     if mask is not None:
         x = x.masked_fill(~mask, -torch.inf)
+        if (x == -torch.inf).all(-1).any():
+            raise ResidlabError("each row must have a key that mask shows; one has none")
     if last_first:
         x = x.flip(-1)
     steps = softmax_steps(x, fmt, order=RECURSIVE)

@@ -84,6 +84,8 @@ class DeviationCounter:
         """
         if x.ndim < 2 or x.numel() == 0:
             raise ValueError(f"activations must have shape (..., tokens, d) and not be empty, got {tuple(x.shape)}")
+        if x.shape[-2] <= self.skip:
+            raise ValueError(f"activations must have more than skip = {self.skip} tokens, got {tuple(x.shape)}")
         x = x[..., self.skip :, :].double()
         mean = x.mean(-1, keepdim=True)
         centred = x - mean
@@ -102,7 +104,7 @@ class DeviationCounter:
         self.tokens += size[..., 0].numel()
         self.largest = max(self.largest, float(size.max()))
         self.most = max(self.most, int(beyond.sum(-1).max()))
-        self.mean_over_std.append(float((mean.abs() / spread).median()))
+        self.mean_over_std.append(float(torch.where(spread > 0, mean.abs() / spread, torch.inf).median()))
         return deviations
 
     @property

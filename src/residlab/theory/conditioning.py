@@ -506,16 +506,27 @@ def checked_token(x: ArrayLike) -> FloatArray:
 
 def _size(x: FloatArray, eps: float, name: str) -> FloatArray:
     """Return ``sqrt(mean x**2 + eps)``, (..., 1); no square leaves float64's range."""
+    return positive(f"with eps = 0 the {name} of a token", np.hypot(_root_mean_square(x), _root(eps)))
+
+
+def _root_mean_square(x: FloatArray) -> FloatArray:
     unit = np.abs(x).max(-1, keepdims=True)
     unit = np.where(unit == 0, 1, unit)
-    size = np.sqrt(np.mean((x / unit) ** 2, -1, keepdims=True) + non_negative_number("eps", eps) / unit**2)
-    return positive(f"with eps = 0 the {name} of a token", unit * size)
+    return np.asarray(unit * np.sqrt(np.mean((x / unit) ** 2, -1, keepdims=True)))
+
+
+def _root(eps: float) -> float:
+    return float(np.sqrt(non_negative_number("eps", eps)))
+
+
+def _less_mean(x: FloatArray) -> FloatArray:
+    """Return x less its mean, twice: of equal entries not even rounding is left."""
+    centred = x - x.mean(-1, keepdims=True)
+    return np.asarray(centred - centred.mean(-1, keepdims=True))
 
 
 def _centred(x: ArrayLike, eps: float) -> tuple[FloatArray, FloatArray]:
-    x = checked_token(x)
-    centred = x - x.mean(-1, keepdims=True)
-    centred = centred - centred.mean(-1, keepdims=True)
+    centred = _less_mean(checked_token(x))
     return centred, _size(centred, eps, "standard deviation")
 
 
@@ -526,9 +537,8 @@ def _denominator(x: FloatArray, kappa: float, *, centred: bool, eps: float) -> t
     if not centred:
         size = _size(x, eps, "root mean square")
         return kappa * size, kappa * x / (d * size)
-    mean = x.mean(-1, keepdims=True)
-    deviation = x - mean
-    size = np.sqrt(np.mean(deviation**2, -1, keepdims=True) + non_negative_number("eps", eps))
+    mean, deviation = x.mean(-1, keepdims=True), _less_mean(x)
+    size = np.hypot(_root_mean_square(deviation), _root(eps))
     bound = positive("the denominator of BHyT", kappa * size + np.abs(mean))
     slope = np.where(size == 0, 0, deviation / np.where(size == 0, 1, size))
     return bound, (kappa * slope + np.sign(mean)) / d

@@ -21,6 +21,9 @@ tokens become alike when ``pi psi'(1) < 1`` and stay apart when it is above.
 positions through layers whose rows are flat but for the token itself, with the participation that noise adds.
 """
 
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -107,11 +110,19 @@ def mixed_gram(gram: ArrayLike, rows: ArrayLike) -> FloatArray:
 
 
 def _activation(kind: Feedforward, x: FloatArray) -> FloatArray:
-    if kind == "swiglu":
-        return np.asarray(x / (1 + np.exp(-x)))
-    from scipy.special import ndtr
+    from scipy.special import expit, ndtr
 
+    if kind == "swiglu":
+        return np.asarray(x * expit(x))
     return np.asarray(x * ndtr(x), dtype=np.float64)
+
+
+def _derivative(kind: Feedforward, x: FloatArray) -> FloatArray:
+    from scipy.special import expit, ndtr
+
+    if kind == "swiglu":
+        return np.asarray(expit(x) * (1 + x * expit(-x)))
+    return np.asarray(ndtr(x) + x * np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi))
 
 
 def kernel_coefficients(kind: Feedforward = "swiglu", *, variance: float = 1.0) -> FloatArray:
@@ -124,8 +135,14 @@ def kernel_coefficients(kind: Feedforward = "swiglu", *, variance: float = 1.0) 
     Parameters
     ----------
     kind : {"swiglu", "gelu"}
-    variance : float, > 0
-        v, of the pre-activations; 1 for scaled semi-orthogonal matrices behind a norm.
+    variance : float, in (0, 4]
+        v, of the pre-activations; 1 for scaled semi-orthogonal matrices behind a norm. Beyond 4 more than these
+        coefficients are needed; `kernel_slope` has no such limit.
+
+    Raises
+    ------
+    ValueError
+        If an argument is not allowed.
 
     Examples
     --------
@@ -134,7 +151,7 @@ def kernel_coefficients(kind: Feedforward = "swiglu", *, variance: float = 1.0) 
     (array([0.1871, 0.5879, 0.2105]), 1.0)
     """
     checked_choice("kind", kind, Feedforward)
-    root = float(np.sqrt(positive("variance", variance)))
+    root = float(np.sqrt(checked("variance", variance, lambda v: (v > 0) & (v <= 4), "in (0, 4]")))
     x, w = np.polynomial.hermite_e.hermegauss(160)
     w = w / w.sum()
     f, polynomial, before = _activation(kind, root * x), np.ones_like(x), np.zeros_like(x)
@@ -165,11 +182,53 @@ def kernel_slope(kind: Feedforward = "swiglu", *, variance: float = 1.0) -> floa
 
     Examples
     --------
+    With the activation f it is ``v E f'(sqrt(v) g)**2 / E f(sqrt(v) g)**2``, and 1 more with a gate.
+
+    Parameters
+    ----------
+    kind : {"swiglu", "gelu"}
+    variance : float, > 0
+        v, of the pre-activations.
+
+    Raises
+    ------
+    ValueError
+        If an argument is not allowed.
+
+    Examples
+    --------
     >>> round(kernel_slope("swiglu"), 4), round(kernel_slope("gelu"), 4)
     (2.0666, 1.072)
+    >>> round(kernel_slope("gelu", variance=1e4), 4)  # nearly a ReLU, which has 1
+    1.0011
     """
-    coefficients = kernel_coefficients(kind, variance=variance)
-    return float(np.arange(len(coefficients)) @ coefficients)
+    checked_choice("kind", kind, Feedforward)
+    return _slope(kind, float(positive("variance", variance)))
+
+
+@lru_cache(maxsize=256)
+def _slope(kind: Feedforward, variance: float) -> float:
+    from scipy.integrate import quad
+
+    root = np.sqrt(variance)
+
+    def mean_square(function: Callable[[Feedforward, FloatArray], FloatArray]) -> float:
+        # The functions bend where their argument is a few: there are breaks, and at the ends of the Gaussian.
+        inner = min(8 / root, 20.0)
+        breaks = sorted({-40.0, -inner, 0.0, inner, 40.0})
+        parts = [
+            quad(
+                lambda g: function(kind, np.asarray(root * g)) ** 2 * np.exp(-(g**2) / 2),
+                low,
+                high,
+                epsabs=0,
+                limit=200,
+            )[0]
+            for low, high in pairwise(breaks)
+        ]
+        return float(sum(parts))
+
+    return float(kind == "swiglu") + variance * mean_square(_derivative) / mean_square(_activation)
 
 
 def critical_participation(kind: Feedforward = "swiglu", *, variance: float = 1.0) -> float:

@@ -323,3 +323,12 @@ def test_names_of_the_hub(saved, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert from_hugging_face("some/llama").config.depth == 3
     assert asked == [("some/llama", ["*.json", "*.safetensors"])], "a pickle is not even downloaded"
+
+
+def test_a_gpt2_that_transformers_cannot_make_is_refused(tmp_path):
+    config = ModelConfig(
+        depth=1, width=33, heads=2, head_dim=16, vocabulary=50, context=8, norm=norm_options("layernorm", bias=True),
+        bias=True, position="learned", feedforward="gelu",
+    )  # fmt: skip
+    with pytest.raises(ResidlabError, match="width = 33 that heads = 2 do not divide"):
+        to_hugging_face(Transformer(config, seed=0), tmp_path / "gpt2")

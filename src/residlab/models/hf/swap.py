@@ -120,7 +120,8 @@ def swap_norms(hf_model: PreTrainedModel, kind: str, **options: Any) -> SwapRepo
         taken to average, should be the length of training sequences; by default it is ``max_position_embeddings``, but
         2048 at most, since models are rarely trained on the longest sequence that they allow. It is recorded in
         ``config.residlab``. The constant takes the matrices of values and outputs only, no bias (Qwen2 has some).
-        ``averaged="position"`` counts by the ``position_ids`` that transformers makes, up to a sliding window;
+        ``averaged="position"`` counts by ``position_ids``, up to a sliding window: pass them with padding on the left,
+        as ``generate`` does, because transformers makes them from 0 on whatever the mask;
         ``averaged="rows"`` needs ``attn_implementation="eager"``. ``refresh="forward"`` is explained, with what escapes
         it, in `residlab.models.hf.layers.BHyTLayer`; ``refresh=n`` needs `RefreshConstants`, and ``"construction"``
         has no meaning for weights that are there already.

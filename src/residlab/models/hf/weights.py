@@ -330,6 +330,8 @@ def _their_config(config: ModelConfig) -> tuple[str, Any]:
             "head_dim": (config.width // config.heads,),
         },
     )
+    if config.width % config.heads:
+        gpt2.append(f"width = {config.width} that heads = {config.heads} do not divide")
     if isinstance(config.norm, LayerNormOptions) and not config.norm.bias:
         gpt2.append("a layernorm without bias")
     if llama and gpt2:
