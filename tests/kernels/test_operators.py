@@ -190,6 +190,21 @@ def test_any_number_of_tokens(tokens: tuple[int, ...], width: int, backend: str)
         assert all(not grad.any() for grad in grads)
 
 
+@pytest.mark.parametrize("name", OPERATORS)
+def test_tensors_with_the_negative_bit(name: str, compiled: None) -> None:
+    """What torch has yet to negate is negated before its memory is read: arguments and gradients."""
+    operator, names = OPERATORS[name]
+    given = inputs(names, torch.float32)
+    pending = {name: torch._neg_view(-value.detach()).requires_grad_() for name, value in given.items()}
+    assert all(value.is_neg() and value.is_contiguous() for value in pending.values())
+    expected, results = operator(**given, backend="compiled"), operator(**pending, backend="compiled")
+    weights = [torch.linspace(-1, 2, value.numel()).reshape(value.shape) for value in expected]
+    wanted = torch.autograd.grad(expected, list(given.values()), weights)
+    grads = torch.autograd.grad(results, list(pending.values()), [torch._neg_view(-weight) for weight in weights])
+    for result, value in zip((*results, *grads), (*expected, *wanted), strict=True):
+        assert torch.equal(result, value)
+
+
 def test_a_fixed_scalar_gets_no_gradient(backend: str) -> None:
     x = torch.randn(3, 8, requires_grad=True)
     fixed = torch.tensor(2.0)

@@ -37,7 +37,7 @@ def round_fraction(x: Fraction, fmt: Format, mode: Mode = "nearest", carrier: st
     if result > largest:
         stops = mode == "toward_zero" or mode == ("down" if x > 0 else "up")
         beyond = {"infinity": math.inf, "saturate": float(largest), "nan": math.nan}[fmt.overflow]
-        return math.copysign(float(largest) if stops else beyond, x)
+        return math.copysign(float(largest) if stops else beyond, 1 if x > 0 else -1)  # x may be no float64
     return math.copysign(float(result), x)
 
 

@@ -83,6 +83,14 @@ def test_which_format_holds_which() -> None:
     assert not FP16.within(replace(FP16, subnormals=False))
 
 
+@pytest.mark.parametrize("subnormals", [True, False])
+def test_normal_numbers_lie_within_normal_numbers(subnormals: bool) -> None:
+    """Every number of these is one of float32's, but the normal ones below 2^-126 have fewer bits there."""
+    wide = [Format("x", 5, emin, 127, subnormals=subnormals) for emin in range(-131, -121)]
+    assert [fmt.emin for fmt in wide if fmt.within(FP32)] == list(range(-126, -121))
+    assert all(fmt.smallest_subnormal >= FP32.smallest_subnormal for fmt in wide)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -154,6 +154,13 @@ def test_the_error_bound(data: st.DataObject, order: Order, operand_bits: int, a
     assert abs(Fraction(result) - sum(products)) <= bound * sum(map(abs, products))
 
 
+def test_factors_with_the_negative_bit(backend: Any) -> None:
+    a = torch.tensor([[1.1 + 2.1j]]).conj().imag
+    assert a.is_neg()
+    result = matmul(a, torch.ones(1, 1), operands=FP32, accumulator=FP32, backend=backend)
+    assert result.item() == a.item() < 0
+
+
 def test_batches_broadcast(backend: Any) -> None:
     a, b = torch.randn(3, 1, 4, 5), torch.randn(2, 5, 6)
     options: dict[str, Any] = {"operands": BF16, "accumulator": BF16, "backend": backend}

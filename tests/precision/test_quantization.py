@@ -9,8 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from tests.precision.oracle import round_fraction
 
 from residlab.errors import ResidlabError
+from residlab.precision.formats import FORMATS
 from residlab.precision.quantization import Quantizer
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -122,6 +124,21 @@ def test_fp8_is_the_nearest_of_all_code_points(kind):
     assert torch.all(chosen <= distance.min(dim=1).values * (1 + 1e-6))
 
 
+@pytest.mark.parametrize("kind", ["e4m3fn", "e5m2"])
+def test_fp8_of_float64_is_rounded_once(kind):
+    """Every tie of the format, and what is nearer to it than float32 can tell; the peak is the largest number."""
+    fmt = FORMATS[kind]
+    points = torch.arange(128, dtype=torch.uint8).view(getattr(torch, f"float8_{kind}")).double()
+    points = points[points.isfinite()]
+    ties = (points[1:] + points[:-1]) / 2
+    x = torch.cat((points.flip(0), ties, ties * (1 + 2.0**-40), ties * (1 - 2.0**-40)))
+    expected = [round_fraction(Fraction(value), fmt) for value in x.tolist()]
+    assert Quantizer(kind)(x).tolist() == expected
+    assert Quantizer(kind)(-x).tolist() == [-value for value in expected]
+    clipped = Quantizer(kind)(torch.tensor([math.inf, 1e300, -1e300]).double(), torch.tensor(1.0), finite=False)
+    assert clipped.tolist() == [1, 1, -1]
+
+
 def test_rows_are_tensors_of_their_own():
     x = normal(2, 5, 7) * torch.tensor([1.0, 10.0, 0.0, 1e-3, 1e4])[:, None]
     for kind in (4, "e4m3fn"):
@@ -229,6 +246,10 @@ def test_other_refusals():
             Quantizer(4, clip=clip)
     with pytest.raises(ResidlabError, match=r"float64; got torch\.int64"):
         Quantizer(4)(torch.arange(3))
+    for refused in (Quantizer(4, "row"), Quantizer(4, "row").peak, Quantizer("e5m2", "row", 0.5)):
+        with pytest.raises(ResidlabError, match=r"x must have shape \(\.\.\., d\), to have rows; got \(\)"):
+            refused(torch.tensor(3.0))
+    assert Quantizer(4)(torch.tensor(3.0)) == 3
     for peak in (torch.tensor(-1.0), torch.tensor(math.inf), torch.ones(2)):
         with pytest.raises(ResidlabError, match=r"peak must be finite, >= 0, of shape \(\) or \(3,\)"):
             Quantizer(4)(torch.ones(3, 4), peak)

@@ -240,6 +240,46 @@ def test_what_cannot_be_quantized():
         pass
 
 
+@pytest.mark.parametrize(
+    ("layer", "named"),
+    [
+        (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), r"layers\.0 is a TransformerEncoderLayer"),
+        (nn.TransformerDecoderLayer(8, 2, 16), r"layers\.0\.self_attn is a MultiheadAttention"),
+        (nn.MultiheadAttention(8, 2), r"layers\.0 is a MultiheadAttention"),
+    ],
+    ids=lambda case: type(case).__name__,
+)
+def test_layers_of_torch_that_read_weights_past_their_layers_are_refused(layer, named):
+    model = nn.Module()
+    model.layers = nn.ModuleList([layer])
+    with (
+        pytest.raises(ResidlabError, match=f"{named}, which reads weights without calling .*: they would not be"),
+        quantized(model, "W4A4"),
+    ):
+        pass
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_what_torch_s_decoder_does_call_is_rounded():
+    layer, x = nn.TransformerDecoderLayer(8, 2, 16, batch_first=True).eval(), torch.randn(2, 3, 8)
+    model = nn.Module()
+    model.layers = nn.ModuleList([layer])
+    with torch.no_grad():
+        plain = layer(x, x)
+        with quantized(model, "W2A2", layers={"linear1": layer.linear1}):
+            assert not torch.equal(layer(x, x), plain)
+
+
+def test_inputs_may_be_named():
+    block, layer, x = alone()
+    gpt2 = huggingface("gpt2")
+    conv = gpt2.transformer.h[0].mlp.c_fc
+    y = torch.randn(4, 24)
+    with torch.no_grad(), quantized(block, "W4A4"), quantized(gpt2, "W4A4"):
+        assert torch.equal(layer(input=x), layer(x))
+        assert torch.equal(conv(x=y), conv(y))
+
+
 def test_the_layer_with_nan_is_named():
     model, ids = make()
     with torch.no_grad():
@@ -265,6 +305,70 @@ def test_kept_weights_follow_changes():
         assert not torch.equal(kept, first)
     with torch.no_grad(), quantized(model, "W4A8", keep=False):
         assert torch.equal(model(ids), kept)
+
+
+def alone(**options):
+    """A model of one linear layer in a block, the layer, and what it can read."""
+    block = nn.Module()
+    block.layers = nn.ModuleList([nn.Linear(8, 8, bias=False, **options)])
+    return block, block.layers[0], torch.randn(2, 8, generator=torch.Generator().manual_seed(1))
+
+
+def test_what_inference_mode_does_not_count_is_rounded_again():
+    Q = Quantizer(4)
+    with torch.inference_mode():
+        block, layer, x = alone()
+        with quantized(block, "W4A4"):
+            for _ in range(2):
+                torch.testing.assert_close(layer(x), Q(x) @ Q(layer.weight).T)
+                x.mul_(2)
+            for _ in range(2):
+                torch.testing.assert_close(layer(x), Q(x) @ Q(layer.weight).T)
+                layer.weight[0] *= 3
+
+
+@pytest.mark.parametrize("clear", [False, True], ids=["with gradients", "without"])
+def test_kept_weights_follow_fused_optimizers(clear):
+    """They change weights without counting it."""
+    block, layer, x = alone()
+    Q, optimizer = Quantizer(4), torch.optim.AdamW(layer.parameters(), lr=0.3, fused=True)
+    with quantized(block, "W4"):
+        for _ in range(2):
+            with torch.no_grad():
+                layer(x)
+            layer(x).square().sum().backward()
+            with torch.no_grad():
+                torch.testing.assert_close(layer(x), x @ Q(layer.weight).T)
+            optimizer.step()
+            if clear:
+                optimizer.zero_grad()
+            with torch.no_grad():
+                torch.testing.assert_close(layer(x), x @ Q(layer.weight).T)
+
+
+def test_kept_weights_follow_another_tensor_in_their_place():
+    block, layer, x = alone()
+    with torch.no_grad(), quantized(block, "W4"):
+        layer.weight = nn.Parameter(layer.weight.data)
+        layer(x)
+        kept = layer.weight.data.clone()
+        layer.weight.data.mul_(3)  # nobody counts this: the memory is the same, and so is the version
+        layer.weight = nn.Parameter(layer.weight.data)
+        torch.testing.assert_close(layer(x), x @ Quantizer(4)(3 * kept).T)
+
+
+@pytest.mark.parametrize("kind", ["random", "hadamard"])
+def test_a_rotation_is_that_of_the_model_s_dtype_under_autocast(kind):
+    block, layer, x = alone()
+    R, Q = rotation(8, kind, 0).float(), Quantizer(8)
+    expected, exact = Q(x @ R), Q(layer.weight.detach() @ R)
+    with torch.no_grad(), quantized(block, f"W8A8 {kind}"):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            low = layer(x)
+        high = layer(x)  # what is kept of the weight is not of bfloat16
+    assert low.dtype == torch.bfloat16
+    assert torch.equal(low, expected.bfloat16() @ exact.bfloat16().T)
+    torch.testing.assert_close(high, expected @ exact.T)
 
 
 def test_an_input_that_was_written_to_is_rounded_again():

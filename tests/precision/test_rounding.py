@@ -170,6 +170,60 @@ def test_float32_tensors_are_rounded_as_numbers_are(
 
 
 @pytest.mark.parametrize(
+    ("fmt", "x"),
+    [
+        (Format("e9", 12, emin=-134, emax=66), 5.819032002955235e-41),
+        (Format("x", 5, emin=-131, emax=115, subnormals=False), 5.280541e-40),
+    ],
+    ids=lambda case: getattr(case, "name", None),
+)
+def test_formats_with_smaller_normal_numbers_than_the_carrier_s_take_a_wider_one(
+    fmt: Format, x: float, backend: Any
+) -> None:
+    values = torch.tensor([x, -x, 2.0**-130, 2.0**-126])
+    with pytest.raises(ResidlabError, match=r"float32 does not hold every number of .*; use float64"):
+        rounded(values, fmt, backend=backend)
+    expected = [round_fraction(Fraction(value), fmt) for value in values.tolist()]
+    assert rounded(values.double(), fmt, backend=backend).tolist() == expected
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("carrier", INTEGERS, ids=str)
+def test_flushing_by_the_processor_does_not_matter(carrier: torch.dtype, threads: int, backend: Any) -> None:
+    own = FP32 if carrier == torch.float32 else FP64
+    assert own.emin is not None
+    fmt = Format("x", 8, own.emin + 6, 127)
+    values = [math.ldexp(n, own.emin - 2) for n in (1, 2, 3, 4, 5, 7, 255, 256, 257)]
+    x = torch.tensor(values, dtype=carrier).repeat(5000)
+    expected = torch.tensor([round_fraction(Fraction(value), fmt) for value in values], dtype=carrier).repeat(5000)
+    before = torch.get_num_threads()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("not run: this processor cannot be set to flush subnormal numbers")
+    try:
+        torch.set_num_threads(threads)
+        result = rounded(x, fmt, backend=backend)
+        kept = torch.ones(1, dtype=carrier) * own.smallest_normal / 2 == 0  # the processor's state stays as it was
+    finally:
+        torch.set_num_threads(before)
+        torch.set_flush_denormal(False)
+    assert identical(result, expected)
+    assert kept
+
+
+@pytest.mark.parametrize("carrier", INTEGERS, ids=str)
+def test_tensors_with_the_negative_bit(carrier: torch.dtype, backend: Any) -> None:
+    """What torch has yet to negate: the imaginary part of a conjugate."""
+    for count in (1, 3):
+        parts = torch.arange(1, count + 1, dtype=carrier) + 0.1
+        x = torch.complex(parts, 2 * parts).conj().imag
+        assert x.is_neg()
+        assert identical(rounded(x, BF16, backend=backend), rounded(-2 * parts, BF16, backend=backend))
+        for a, b in ((x, parts), (parts, x)):
+            expected = [round_fraction(Fraction(p) - 2 * Fraction(p), BF16) for p in parts.tolist()]
+            assert added(a, b, BF16, backend=backend).tolist() == expected
+
+
+@pytest.mark.parametrize(
     ("integers", "floats_", "bits"),
     [
         (torch.int32, torch.float32, (0x7F800001, 0x7FC12345, -1)),
@@ -212,6 +266,13 @@ def test_arrays_and_tensors_of_any_shape(backend: Any) -> None:
         entries = [round_number(float(v), BF16) for v in array.ravel()]
         assert result.ravel().tolist() == entries
     assert torch.equal(rounded(torch.from_numpy(x).permute(1, 2, 0), BF16, backend=backend), expected.permute(1, 2, 0))
+
+
+@pytest.mark.parametrize("value", [np.float32(1.1), np.float64(-1.1)])
+def test_scalars_of_numpy(value: Any, backend: Any) -> None:
+    result = rounded(value, BF16, backend=backend)
+    assert (type(result), np.shape(result)) == (type(value), ())
+    assert result == round_fraction(Fraction(float(value)), BF16)
 
 
 def test_the_argument_is_left_alone_and_there_is_no_gradient(backend: Any) -> None:
@@ -311,6 +372,34 @@ def test_a_sum_is_rounded_once(backend: Any, data: st.DataObject, carrier: str, 
     assert result.tolist() == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
 
 
+@settings(max_examples=150)
+@given(st.data(), carriers, st.sampled_from(list(MODES)))
+def test_sums_that_overflow_the_carrier(backend: Any, data: st.DataObject, carrier: str, mode: Mode) -> None:
+    """A directed mode stops at the format's largest number, however large the exact sum is."""
+    own, bits = (FP32, 22) if carrier == "float32" else (FP64, 51)
+    fmt = data.draw(formats(bits, own.emin or 0, own.emax or 0).filter(lambda drawn: drawn.within(own)))
+    share = st.integers(0, 255).map(lambda n: (1 - n / 256) * own.largest)
+    pairs = data.draw(st.lists(st.tuples(share, share), min_size=1, max_size=8))
+    for sign in (1, -1):
+        a, b = (sign * torch.tensor(pairs, dtype=getattr(torch, carrier))).unbind(-1)
+        exact = [Fraction(x.item()) + Fraction(y.item()) for x, y in zip(a, b, strict=True)]
+        expected = [round_fraction(total, fmt, mode, carrier) for total in exact]
+        result = added(a, b, fmt, mode, backend=backend)
+        assert result.tolist() == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
+
+
+def test_infinite_terms_stay_infinite_in_every_mode(backend: Any) -> None:
+    a, b = torch.tensor([3e38, -3e38, math.inf, -math.inf, math.inf]), torch.tensor([3e38, -3e38, 1, 1, -math.inf])
+    most, inf = BF16.largest, math.inf
+    ends = {"nearest": (inf, -inf), "toward_zero": (most, -most), "up": (inf, -most), "down": (most, -inf)}
+    for mode in MODES:
+        expected = torch.tensor([*ends[mode], inf, -inf, math.nan])
+        assert identical(added(a, b, BF16, mode, backend=backend), expected)
+    certain = torch.tensor([inf, -inf, inf, -inf, math.nan])
+    for seed in range(8):
+        assert identical(added(a, b, BF16, "stochastic", seed=seed, backend=backend), certain)
+
+
 def test_rounding_the_carrier_s_sum_would_round_twice(backend: Any) -> None:
     """The case that round-to-odd is for; without it a directed mode does not even see the small term."""
     a, b = torch.tensor([1 + 2.0**-8, 1.0]), torch.tensor([2.0**-40, 2.0**-40])
@@ -355,6 +444,13 @@ X = torch.ones(3)
         (lambda: rounded(X.bfloat16(), BF16), "x must be of dtype float32 or float64; got bfloat16"),
         (lambda: rounded(np.ones(3, dtype=np.int64), BF16), "x must be of dtype float32 or float64; got int64"),
         (lambda: rounded(np.ones(3, dtype=np.float16), BF16), "got float16"),
+        (lambda: rounded(np.ones(3, ">f4"), BF16), "float32 or float64; got >f4, of foreign byte order"),
+        pytest.param(
+            lambda: rounded(np.ones(3, np.longdouble), BF16),
+            f"x must be of dtype float32 or float64; got {np.dtype(np.longdouble)}",
+            marks=pytest.mark.skipif(np.finfo(np.longdouble).bits == 64, reason="long double is float64 here"),
+        ),
+        (lambda: rounded(np.int64(3), BF16), "x must be of dtype float32 or float64; got int64"),
         (lambda: rounded(X, FP64), r"float32 does not hold every number of fp64 .*use float64"),
         (lambda: rounded(X, BF16, "even"), "mode must be one of nearest, .*, stochastic; got 'even'"),
         (lambda: rounded(X, BF16, "stochastic"), "needs a seed, a whole number from 0 to .*; got None"),

@@ -244,6 +244,8 @@ def test_a_cast_to_a_fine_format_is_softmax(last_first: bool) -> None:
         ),
         (lambda: cast_weights(torch.ones(3), E4M3FN, scale=0), "scale must be finite and > 0; got 0"),
         (lambda: cast_weights(torch.ones(3), E4M3FN, block=0), "block must be a whole number >= 1; got 0"),
+        (lambda: cast_weights(torch.ones(3), E4M3FN, block=2.5), r"block must be a whole number >= 1; got 2\.5"),  # type: ignore[arg-type]
+        (lambda: cast_weights(torch.ones(3), E4M3FN, block=True), "block must be a whole number >= 1; got True"),
     ],
 )
 def test_wrong_arguments_are_named(call: Any, message: str) -> None:

@@ -187,4 +187,4 @@ class _Fused(torch.autograd.Function):
 
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.contiguous()
+    return None if tensor is None else tensor.contiguous().resolve_neg()

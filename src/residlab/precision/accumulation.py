@@ -181,7 +181,8 @@ def accumulated(a: Tensor, b: Tensor, fmt: Format, order: Order, mode: Mode, key
     if uses_compiled(backend, a.device):
         from residlab.precision import compiled
 
-        return compiled.product(a.contiguous(), b.contiguous(), fmt, mode, key, block=run, native=native)
+        a, b = a.resolve_neg().contiguous(), b.resolve_neg().contiguous()
+        return compiled.product(a, b, fmt, mode, key, block=run, native=native)
     step = _Step(a, b, fmt, mode, key, native)
     return step.blocked(run) if run else step.pairwise()
 
@@ -205,7 +206,7 @@ class _Step:
         return reference.rounded(x, self.fmt, self.mode, random)
 
     def sum(self, x: Tensor, y: Tensor, number: int) -> Tensor:
-        return x + y if self.native else self.rounded(reference.odd_sum(x, y), number)
+        return x + y if self.native else self.rounded(reference.odd_sum(x, y, self.mode), number)
 
     def blocked(self, run: int) -> Tensor:
         total: Tensor | None = None

@@ -43,7 +43,7 @@ class _Product(ctypes.Structure):
 
 
 def round_sum(a: Tensor, b: Tensor | None, fmt: Format, mode: Mode, key: int) -> Tensor:
-    """Return ``a``, or ``a + b``, rounded: contiguous, of one shape, and of a carrier's dtype."""
+    """Return ``a``, or ``a + b``, rounded: contiguous, without negative bit, of one shape, of a carrier's dtype."""
     y = torch.empty_like(a)
     call = _Elementwise(
         a.numel(), _threads(a.numel()), MODES.index(mode), key, _layout(fmt, a, mode), *_pointers(a, b, y)
@@ -55,7 +55,7 @@ def round_sum(a: Tensor, b: Tensor | None, fmt: Format, mode: Mode, key: int) ->
 def product(a: Tensor, b: Tensor, fmt: Format, mode: Mode, key: int, *, block: int, native: bool) -> Tensor:
     """Return ``a @ b`` for contiguous (m, k) and (k, n), k >= 1; ``block`` terms are summed first, 0 means pairwise.
 
-    The mode is nearest or stochastic.
+    Neither has the negative bit. The mode is nearest or stochastic.
     """
     (rows, inner), columns = a.shape, b.shape[1]
     y = a.new_empty(rows, columns)

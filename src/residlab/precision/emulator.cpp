@@ -42,6 +42,31 @@ struct Product {
     void *y;            // (rows, columns)
 };
 
+// While it lives, this thread's processor flushes no subnormal number, whatever it was set to.
+class Gradual {
+#if defined(__SSE__)
+    unsigned before = __builtin_ia32_stmxcsr();
+
+  public:
+    Gradual() { __builtin_ia32_ldmxcsr(before & ~0x8040u); }  // results to zero, operands to zero
+    ~Gradual() { __builtin_ia32_ldmxcsr(before); }
+#elif defined(__aarch64__)
+    uint64_t before;
+
+  public:
+    Gradual() {
+        asm volatile("mrs %0, fpcr" : "=r"(before));
+        asm volatile("msr fpcr, %0" ::"r"(before & ~(uint64_t(1) << 24)) : "memory");
+    }
+    ~Gradual() { asm volatile("msr fpcr, %0" ::"r"(before) : "memory"); }
+#else
+  public:
+    Gradual() {}
+    ~Gradual() {}
+#endif
+    Gradual(const Gradual &) = delete;
+};
+
 // SplitMix64 at a counter.
 inline uint64_t random_bits(uint64_t key, uint64_t counter) {
     uint64_t z = counter * 0x9E3779B97F4A7C15u + key;
@@ -139,10 +164,17 @@ struct Arithmetic {
     // a + b, rounded to odd in the carrier first: then nothing is rounded twice.
     [[gnu::always_inline]] Carrier sum(Carrier a, Carrier b, uint64_t counter) const {
         const Carrier total = a + b, part = total - a, error = (a - (total - part)) + (b - part);
-        const U bits = std::bit_cast<U>(total), off = std::bit_cast<U>(error);
+        const U off = std::bit_cast<U>(error);
+        U bits = std::bit_cast<U>(total);
         const U step = U(I(bits ^ off) >> (8 * sizeof(U) - 1)) | 1, even = (bits & 1) - 1;  // -1 or 1
         const U inexact = U(0) - U(__builtin_islessgreater(error, Carrier(0)));  // not for NaN, which infinities leave
-        return rounded(std::bit_cast<Carrier>(U(bits + (step & even & inexact))), counter);
+        bits += step & even & inexact;
+        if constexpr (mode == TOWARD_ZERO || mode == UP || mode == DOWN) {
+            // Instead of an infinity that no term is, the largest number, whose last bit is 1.
+            const I left = std::bit_cast<U>(a) & magnitude, right = std::bit_cast<U>(b) & magnitude;
+            bits -= U((I(bits & magnitude) == infinity) & (left < infinity) & (right < infinity));
+        }
+        return rounded(std::bit_cast<Carrier>(bits), counter);
     }
 
     [[gnu::always_inline]] Carrier accumulated(Carrier sum_so_far, Carrier a, Carrier b, uint64_t counter) const {
@@ -184,6 +216,7 @@ void elementwise(const Elementwise &call) {
     auto *y = static_cast<Carrier *>(call.y);
 #pragma omp parallel for num_threads(call.threads) if (call.threads > 1) schedule(static)
     for (int64_t from = 0; from < call.count; from += SPAN) {
+        const Gradual underflow;
         const int64_t to = std::min(from + SPAN, call.count);
         b ? sum_span(arithmetic, a, b, y, from, to) : round_span(arithmetic, a, y, from, to);
     }
@@ -263,6 +296,7 @@ void product(const Product &call) {
     auto *y = static_cast<Carrier *>(call.y);
 #pragma omp parallel for num_threads(call.threads) if (call.threads > 1) schedule(static)
     for (int64_t task = 0; task < tiles * chunks; ++task) {
+        const Gradual underflow;
         const int64_t from = task / chunks * TILE, width = std::min(TILE, columns - from);
         const int64_t top = task % chunks * ROWS, bottom = std::min(rows, top + ROWS);
         std::vector<Carrier> packed(inner * width);

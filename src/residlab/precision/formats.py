@@ -157,7 +157,7 @@ class Format:
         return math.ldexp(1.0, self.emin - self.t + 1)
 
     def within(self, other: Format) -> bool:
-        """Return whether every finite number of this format is one of the other's.
+        """Return whether every finite number of this format is one of the other's, and every normal one a normal one.
 
         An unbounded format is taken to have the exponents of the other.
         """
@@ -165,7 +165,8 @@ class Format:
             return False
         if self.emin is None or self.emax is None or other.emin is None or other.emax is None:
             return self.emin is None or other.emin is None
-        return self.smallest_subnormal >= other.smallest_subnormal and self.largest <= other.largest
+        ends = self.smallest_subnormal >= other.smallest_subnormal and self.largest <= other.largest
+        return ends and self.emin >= other.emin
 
 
 BF16 = Format("bf16", 8, -126, 127)

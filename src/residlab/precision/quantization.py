@@ -27,6 +27,8 @@ from torch import Tensor
 
 from residlab.checks import check_one_of, is_real
 from residlab.errors import ResidlabError
+from residlab.precision.formats import FORMATS
+from residlab.precision.rounding import rounded
 
 FloatFormat = Literal["e4m3fn", "e5m2"]
 Over = Literal["tensor", "row"]
@@ -77,7 +79,14 @@ class Quantizer:
         """Return the peak, of shape () or ``x.shape[:-1]``, float32 or float64; NaN or infinite where x is, 0 for none.
 
         With ``clip < 1`` infinities may lie beyond the quantile.
+
+        Raises
+        ------
+        ResidlabError
+            If x is a single number, of shape (), and there is to be a peak for each row.
         """
+        if self.over == "row" and not x.ndim:
+            raise ResidlabError('x must have shape (..., d), to have rows; got (): take over = "tensor"')
         size = x.detach().abs()
         size = size.flatten() if self.over == "tensor" else size
         shape = size.shape[:-1]
@@ -113,7 +122,8 @@ class Quantizer:
         Raises
         ------
         ResidlabError
-            If x is no floating-point tensor, or has NaN or infinity and ``finite`` is set.
+            If x is no floating-point tensor, has NaN or infinity and ``finite`` is set, or has no axis where the peaks
+            of its rows are wanted.
         """
         if not x.is_floating_point() or x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
             raise ResidlabError(f"x must be float16, bfloat16, float32 or float64; got {x.dtype}")
@@ -134,7 +144,7 @@ class Quantizer:
             peak = largest.to(precise) if self.over == "tensor" and self.clip == 1 else self.peak(x)
         peak = torch.where(peak > 0, peak, torch.ones_like(peak))  # where all is zero, all stays zero
         if isinstance(self.kind, str):
-            return _to_float8(x, peak, _FLOATS[self.kind])
+            return _to_float8(x, peak, self.kind)
         return _to_levels(x, peak, 2 ** (self.kind - 1) - 1)
 
     def __str__(self) -> str:
@@ -190,13 +200,14 @@ def _to_levels(x: Tensor, peak: Tensor, most: int) -> Tensor:
     return _straight(x, y, ratio, most + 0.5)
 
 
-def _to_float8(x: Tensor, peak: Tensor, dtype: torch.dtype) -> Tensor:
+def _to_float8(x: Tensor, peak: Tensor, name: FloatFormat) -> Tensor:
+    dtype = _FLOATS[name]
     largest = torch.finfo(dtype).max
     if x.dtype == torch.float64:
         z, unit = _scaled(x, peak)
         ratio = z * (largest / unit)
-        # torch casts float64 to FP8 by way of float32 anyway.
-        nearest = ratio.float().clamp(-largest, largest).to(dtype).double()
+        # Not by torch, which casts float64 to FP8 by way of float32: twice rounded.
+        nearest = rounded(ratio.clamp(-largest, largest), FORMATS[name])
         return _straight(x, _unscaled(nearest * (unit / largest), x, peak), ratio, largest)
     # The same numbers in a fraction of the time: peaks of narrower formats are far from float64's ends, and what takes
     # time is fresh memory. The ratio is float32's, so that the peak itself is inside.

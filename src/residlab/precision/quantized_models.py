@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
@@ -168,7 +168,11 @@ def quantized(
     embeddings and the output layer stay as they are. What a model derives from the weights by itself (BHyT's variance
     constant) is that of the weights as they are.
 
-    Gradients go straight through (`Quantizer`), so that training with rounding works too.
+    Gradients go straight through (`Quantizer`), so that training with rounding works too. Rotations are computed in the
+    dtype of what they rotate, float32 at least, under autocast too.
+
+    A layer whose weight the model reads without calling the layer is not rounded. Torch's own attention does that, and
+    so does its encoder layer in evaluation: both are refused.
 
     Parameters
     ----------
@@ -180,14 +184,17 @@ def quantized(
         Those to round, by name; by default `linear_layers` of the model.
     keep
         Whether rounded weights are kept from their first use on: as much memory as these layers' weights. Otherwise
-        each forward rounds anew, a layer at a time. Where a gradient is asked for, or a weight was changed in place,
-        they are always rounded anew.
+        each forward rounds anew, a layer at a time. They are always rounded anew where a gradient is asked for or
+        there is one (an optimizer's step may be next, and torch's fused ones count no changes), where the weight is a
+        tensor of inference mode, or was changed in place, which torch's version counter tells. What escapes the counter
+        is not seen: changes through ``.data``, or by another process.
 
     Raises
     ------
     ResidlabError
         If the scheme is none, there are no layers, one is not linear, or is wrapped already, as inside another such
-        context; when used, if an input or a weight has NaN or infinity.
+        context, or belongs to an `nn.MultiheadAttention` or `nn.TransformerEncoderLayer`; when used, if an input or a
+        weight has NaN or infinity.
 
     Examples
     --------
@@ -205,6 +212,7 @@ def quantized(
     scheme = Scheme.named(scheme) if isinstance(scheme, str) else scheme
     layers = linear_layers(model) if layers is None else layers
     shared = _Shared()
+    _check_that_layers_are_called(model, layers)
     for name, layer in layers.items():
         known = _is_conv1d(layer) or (isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward)
         if not known or "forward" in vars(layer):
@@ -219,6 +227,19 @@ def quantized(
         yield
 
 
+def _check_that_layers_are_called(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+    names = {id(layer): name for name, layer in layers.items()}
+    for owner, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer):
+            own = [names[id(inner)] for inner in module.modules() if id(inner) in names]
+            if own:
+                raise ResidlabError(
+                    f"{owner or 'the model'} is a {type(module).__name__}, which reads weights without calling the "
+                    f"layers that have them ({', '.join(own)}): they would not be rounded; take attention made of "
+                    "nn.Linear, or leave these out of layers="
+                )
+
+
 class _Shared:
     """What the layers of one context have in common: rotations, and the last input, which several may read."""
 
@@ -228,7 +249,12 @@ class _Shared:
         self.rounded: Tensor | None = None
 
     def rounded_input(self, x: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return ``make(x)``, made once for layers that read the same tensor one after the other."""
+        """Return ``make(x)``, made once for layers that read the same tensor one after the other.
+
+        Changes to tensors of inference mode are not counted, so that theirs is always made.
+        """
+        if x.is_inference():
+            return make(x)
         state = (x, version(x), torch.is_grad_enabled())
         if self.rounded is None or self.input is None or self.input[0] is not x or self.input[1:] != state[1:]:
             self.input, self.rounded = state, make(x)
@@ -252,7 +278,7 @@ def version(x: Tensor) -> int:
 def _rounding_forward(
     name: str, layer: nn.Module, scheme: Scheme, shared: _Shared, keep: bool
 ) -> Callable[[Tensor], Tensor]:
-    kept: tuple[tuple[int, int], Tensor] | None = None
+    kept: tuple[Tensor, tuple[int, int], Tensor] | None = None
 
     def rotated(x: Tensor) -> Tensor:
         if scheme.rotation == "none":
@@ -264,7 +290,8 @@ def _rounding_forward(
             shared.rotations[key] = tuple(each.to(device=x.device, dtype=precise) for each in factors)
         signs, block = shared.rotations[key]
         blocks = (x.to(precise) * signs).reshape(*x.shape[:-1], -1, len(block))
-        turned: Tensor = blocks @ block
+        with _full_precision(x):
+            turned: Tensor = blocks @ block
         return turned.flatten(-2)
 
     def rounded(what: str, x: Tensor, quantizer: Quantizer | None) -> Tensor:
@@ -281,10 +308,12 @@ def _rounding_forward(
         own = layer.weight
         assert isinstance(own, Tensor)
         state = (own.data_ptr(), version(own))
-        if kept is not None and kept[0] == state and not (torch.is_grad_enabled() and own.requires_grad):
-            return kept[1]
+        counted = not own.is_inference() and own.grad is None  # see `quantized`
+        asked = torch.is_grad_enabled() and own.requires_grad
+        if kept is not None and kept[0] is own and kept[1] == state and counted and not asked:
+            return kept[2]
         made = rounded("the weight", weight_of(layer), scheme.weights)
-        kept = (state, made) if keep and not made.requires_grad else None
+        kept = (own, state, made) if keep and counted and not made.requires_grad else None
         return made
 
     def forward(x: Tensor) -> Tensor:
@@ -292,7 +321,16 @@ def _rounding_forward(
         y = shared.rounded_input(x, lambda each: rounded("the input", each, scheme.activations))
         return nn.functional.linear(y, weight(), bias)
 
-    return forward
+    def named_as_torch_does(input: Tensor) -> Tensor:
+        return forward(input)
+
+    return forward if _is_conv1d(layer) else named_as_torch_does
+
+
+def _full_precision(x: Tensor) -> AbstractContextManager[object]:
+    # Inside autocast a product of float32 matrices would be one of bfloat16.
+    kind = x.device.type
+    return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
 
 
 def rotation(width: int, kind: Rotation, seed: int = 0) -> Tensor:

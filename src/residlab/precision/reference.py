@@ -164,11 +164,12 @@ def _below(random: Tensor, size: Tensor, exponent: Tensor, form: Layout, carrier
     return _shifted(random, 1) < threshold
 
 
-def odd_sum(a: Tensor, b: Tensor) -> Tensor:
+def odd_sum(a: Tensor, b: Tensor, mode: Mode) -> Tensor:
     """Return a + b rounded to odd: the sum where the carrier holds it, else the neighbour whose last bit is 1.
 
     Rounding that to t <= P - 2 bits, in any deterministic mode, is rounding a + b once: the last bit keeps what tells a
-    tie, or a number of the format, from its surroundings. The error of the sum is Knuth's TwoSum.
+    tie, or a number of the format, from its surroundings. The error of the sum is Knuth's TwoSum. Above the carrier's
+    largest number, which is odd, directed modes get that one; in the others infinity, too, says what the sum becomes.
     """
     total = a + b
     part = total - a
@@ -176,7 +177,10 @@ def odd_sum(a: Tensor, b: Tensor) -> Tensor:
     bits = total.view(CARRIERS[total.dtype].integers)
     step = torch.where((error > 0) == (total > 0), 1, -1).to(bits.dtype)
     inexact = (error > 0) | (error < 0)  # neither for NaN, which infinities leave
-    return torch.where(inexact & ((bits & 1) == 0), bits + step, bits).view(total.dtype)
+    odd = torch.where(inexact & ((bits & 1) == 0), bits + step, bits)
+    if mode in ("toward_zero", "up", "down"):
+        odd = odd - (total.isinf() & a.isfinite() & b.isfinite()).to(odd.dtype)  # one below infinity, of either sign
+    return odd.view(total.dtype)
 
 
 def key_of(seed: int) -> int:

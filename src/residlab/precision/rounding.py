@@ -30,7 +30,8 @@ from residlab.precision.reference import CARRIERS, MODES
 
 Backend = Literal["auto", "reference", "compiled"]
 Seed = int | torch.Generator | None
-Array = TypeVar("Array", Tensor, NDArray[np.float32], NDArray[np.float64])
+Array = TypeVar("Array", Tensor, NDArray[np.float32], NDArray[np.float64], np.float32, np.float64)
+_ARRAYS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def rounded(x: Array, fmt: Format, mode: Mode = "nearest", *, seed: Seed = None, backend: Backend = "auto") -> Array:
@@ -47,7 +48,7 @@ def rounded(x: Array, fmt: Format, mode: Mode = "nearest", *, seed: Seed = None,
     Parameters
     ----------
     x : Tensor or ndarray
-        float32 or float64, of any shape: the carrier.
+        float32 or float64, of any shape: the carrier. A number of numpy counts as an array of shape ().
     fmt : Format
         The format, which the carrier must hold: t <= 24 in float32, t <= 53 in float64, and no wider in exponent.
     mode : {"nearest", "toward_zero", "up", "down", "stochastic"}
@@ -76,15 +77,20 @@ def rounded(x: Array, fmt: Format, mode: Mode = "nearest", *, seed: Seed = None,
     >>> rounded(torch.tensor([0.1, 1 + 2**-8, -1e9]), E4M3FN, "down", backend="reference").tolist()
     [0.09375, 1.0, -448.0]
     """
+    if isinstance(x, np.generic):
+        array: Any = rounded(np.asarray(x), fmt, mode, seed=seed, backend=backend)
+        number: Array = array[()]
+        return number
     if isinstance(x, np.ndarray):
         given: Any = np.asarray(x)
-        tensor = torch.from_numpy(np.ascontiguousarray(given)) if given.dtype.kind == "f" else None
-        if tensor is None or tensor.dtype not in CARRIERS:
-            raise ResidlabError(f"x must be of dtype float32 or float64; got {given.dtype}")
+        if given.dtype not in _ARRAYS:
+            order = "" if given.dtype.isnative else ", of foreign byte order"
+            raise ResidlabError(f"x must be of dtype float32 or float64; got {given.dtype}{order}")
+        tensor = torch.from_numpy(np.ascontiguousarray(given))
         return rounded(tensor, fmt, mode, seed=seed, backend=backend).numpy().reshape(given.shape)
     check_carrier("x", x.dtype, fmt)
     key = key_of(mode, seed)
-    return _rounded_sum(x.detach().contiguous(), None, fmt, mode, key, backend)
+    return _rounded_sum(x.detach().resolve_neg().contiguous(), None, fmt, mode, key, backend)
 
 
 def added(
@@ -94,7 +100,9 @@ def added(
 
     Adding in the carrier and rounding its sum would round twice: what the carrier rounds to a tie of the format, or to
     one of its numbers, was perhaps none. So the carrier's sum is rounded to odd (Boldo and Melquiond, 2008), which
-    decides as the exact sum would whenever the carrier has two bits more than the format.
+    decides as the exact sum would whenever the carrier has two bits more than the format. Where it overflows, directed
+    modes take the carrier's largest number instead, so that they stop at that of the format; stochastic rounding then
+    gives infinity.
 
     Parameters
     ----------
@@ -133,7 +141,7 @@ def added(
     a, b = a.detach().expand(shape), b.detach().expand(shape)
     if native:
         return a + b
-    return _rounded_sum(a.contiguous(), b.contiguous(), fmt, mode, key, backend)
+    return _rounded_sum(a.resolve_neg().contiguous(), b.resolve_neg().contiguous(), fmt, mode, key, backend)
 
 
 def check_carrier(name: str, dtype: torch.dtype, fmt: Format) -> None:
@@ -151,7 +159,9 @@ def check_carrier(name: str, dtype: torch.dtype, fmt: Format) -> None:
     if dtype not in CARRIERS:
         raise ResidlabError(f"{name} must be of dtype float32 or float64; got {_name(dtype)}")
     if not fmt.within(CARRIERS[dtype].format):
-        raise ResidlabError(f"{_name(dtype)} does not hold every number of {fmt.name} ({fmt}); use float64")
+        raise ResidlabError(
+            f"{_name(dtype)} does not hold every number of {fmt.name} ({fmt}), the normal ones as normal; use float64"
+        )
 
 
 def is_native(fmt: Format, dtype: torch.dtype, mode: Mode) -> bool:
@@ -233,7 +243,7 @@ def _rounded_sum(a: Tensor, b: Tensor | None, fmt: Format, mode: Mode, key: int,
         from residlab.precision import compiled
 
         return compiled.round_sum(a, b, fmt, mode, key)
-    total = a if b is None else reference.odd_sum(a, b)
+    total = a if b is None else reference.odd_sum(a, b, mode)
     return reference.rounded(total, fmt, mode, _random(total, key) if mode == "stochastic" else None)
 
 

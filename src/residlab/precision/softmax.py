@@ -217,8 +217,7 @@ def cast_weights(
     check_carrier("logits", logits.dtype, fmt)
     if not (math.isfinite(scale) and scale > 0):
         raise ResidlabError(f"scale must be finite and > 0; got {scale!r}")
-    if block < 1:
-        raise ResidlabError(f"block must be a whole number >= 1; got {block!r}")
+    Order("blocked", block)  # which refuses what is no block
     visible = _visible(logits, mask)
     x = logits.detach().double().masked_fill(~visible, -math.inf)
     if last_first:
