@@ -12,6 +12,8 @@ import pytest
 
 from residlab.cli import main
 from residlab.compendium.numbers import glued
+from residlab.compendium.profiles import recorded_profile
+from residlab.compendium.project import Project
 
 GLUE = "from myst_nb import glue\nglue('x', float({}), display=False)"
 
@@ -232,6 +234,10 @@ def test_the_profile_is_remembered_and_makes_a_chapter_stale(compendium):
         (["execute", "--cell-timeout", "-1"], "--cell-timeout must be a positive number of seconds"),
         (["execute", "--cell-timeout", "-1", "--list"], "--cell-timeout must be a positive number of seconds"),
         (["execute", "--chapter-timeout", "nan", "--list"], "--chapter-timeout must be a positive number of seconds"),
+        (
+            ["execute", "--cell-timeout", "inf", "--list"],
+            "--cell-timeout must be a positive number of seconds, and fin",
+        ),
         (["execute", "-o", "x.ipynb"], "--output goes with -p"),
         (["execute", "-o", "x.ipynb", "--list"], "--output goes with -p"),
         (["execute", "01", "-p", "lam=1", "--list"], "--list shows what the book would run: it goes without -p"),
@@ -245,6 +251,12 @@ def test_slips_are_one_sentence(compendium, capsys, arguments, says):
     said = capsys.readouterr().err
     assert says in said
     assert len(said.strip().splitlines()) == 1
+
+
+def test_a_record_of_the_profile_that_is_no_text_is_none(compendium):
+    (compendium.root / "executed").mkdir()
+    (compendium.root / "executed" / "profile").write_bytes(b"\xff\xfe")
+    assert recorded_profile(Project(compendium.root)) == "smoke"
 
 
 def test_the_list_says_what_the_given_options_would_run(compendium, capsys):

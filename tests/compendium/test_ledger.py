@@ -1,5 +1,9 @@
 """The ledger: predicates, rows, verdicts, and the file of this book."""
 
+import json
+import os
+import subprocess
+import sys
 import textwrap
 
 import nbformat
@@ -44,6 +48,11 @@ def test_predicates_mean_what_python_means(a, b):
         ("missing > 0", "no number named 'missing'"),
         ("a + 1", "neither true nor false"),
         ("a >", "is not an expression"),
+        ("a / 0 > 1", "cannot be computed: float division by zero"),
+        ("a < 'text'", "cannot be computed: '<' not supported"),
+        ("abs('text') > 1", "cannot be computed: bad operand type"),
+        (f"a * 1{'0' * 400} > 1", "cannot be computed: int too large"),
+        (f"{'-' * 100_000}a > 1", "is not an expression"),
     ],
 )
 def test_predicates_allow_nothing_else(predicate, says):
@@ -71,6 +80,13 @@ def test_first_rule_that_holds_decides_and_none_is_undecided():
         ({"rules": {"holds": "x > 0"}}, "said by hand and has no rules"),
         ({"verdict": "not testable here"}, "needs a note"),
         ({"interval": ["a"]}, "interval names two numbers"),
+        ({"interval": "ab"}, "claim A1: interval must be a list of two names, got 'ab'"),
+        ({"interval": ["a", ["b"]]}, "claim A1: interval must be a list of two names"),
+        ({"rules": {"holds": True}}, "claim A1: rules must give each verdict a predicate, .* got {'holds': True}"),
+        ({"rules": ["x > 0"]}, "claim A1: rules must give each verdict a predicate"),
+        ({"id": ["A1"]}, r"claim \['A1'\]: id must be a text"),
+        ({"paper": ["bhyt"]}, r"claim A1: paper must be a text, got \['bhyt'\]"),
+        ({"value": ["share"]}, r"claim A1: value must be a text, got \['share'\]"),
     ],
 )
 def test_rows_are_checked(fields, says):
@@ -133,6 +149,25 @@ def test_a_verdict_that_changed_departs_from_the_accepted_one(project):
     assert departures(findings(project)) == ["A1: computed 'does not hold', accepted 'holds'"]
 
 
+def test_a_rule_that_cannot_be_computed_names_its_claim(project):
+    write_claims(project, COMPUTED.replace("share <= bound", "share / low > 1"))
+    write_executed(project, ("share", 0.02), ("bound", 0.01), ("low", 0.0))
+    with pytest.raises(ResidlabError, match=r"^claim A1: predicate 'share / low > 1' cannot be computed"):
+        findings(project)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_lacks_a_character_gets_its_number(project, encoding):
+    write_claims(project, "- {id: A1, paper: bhyt, claim: a − b, scope: in general, verdict: pending}")
+    done = subprocess.run(
+        [sys.executable, "-m", "residlab.cli", "claims", "--json", "--root", str(project.root)],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[0]["claim"] == "a − b"
+
+
 def test_a_number_that_a_row_names_must_be_glued(project):
     write_claims(project, COMPUTED)
     write_executed(project, ("share", 0.02), ("bound", 0.01))
@@ -154,6 +189,7 @@ def test_a_chapter_that_is_not_executed_is_said(project):
         ("- {id: A1, paper: bhyt, claim: c, scope: in general, verdict: pending, chapter: 09-y}", "no chapter '09-y'"),
         ("- {id: A1, paper: bhyt, colour: red}", "cannot be read"),
         ("- [", "cannot be read"),
+        ("- {id: A1, published: 2024-99-99}", "cannot be read"),
     ],
 )
 def test_a_malformed_file_is_one_sentence(project, claims, says):

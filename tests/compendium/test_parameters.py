@@ -72,6 +72,8 @@ def test_refuses_with_the_value_and_what_is_allowed(declared, text, says):
         ("lam: float = f()  # (0, 3] input bound", "must be a literal"),
         ("lam: int = 2  # (0, 3] a\nlam: int = 2  # (0, 3] a", "given twice"),
         ("lam: float = = 2", "is not Python"),
+        ("lam: float = {[]: 1}  # (0, 3] input bound", "must be a literal"),
+        (f"lam: float = 1{'0' * 400}  # (0, inf) input bound", "is not allowed, only float in (0, inf)"),
     ],
 )
 def test_refuses_a_malformed_parameters_cell(cell, says):

@@ -124,6 +124,13 @@ def test_an_input_that_is_not_there_is_said(name, tmp_path):
         staleness.fingerprint(Project(tmp_path / "notebooks"), Chapter("01-a", path), {})
 
 
+def test_a_header_that_is_a_list_is_said(tmp_path):
+    path = tmp_path / "01-a.md"
+    path.write_text(HEADER.format(title="T").replace("---\n\n#", "residlab: [1]\n---\n\n#"))
+    with pytest.raises(ResidlabError, match=r"^01-a: residlab in the header must hold names and values, got \[1\]$"):
+        Chapter("01-a", path).inputs  # noqa: B018
+
+
 def test_a_pattern_stands_for_the_files_that_match_and_may_match_none(tmp_path):
     (tmp_path / "notebooks").mkdir()
     header = HEADER.format(title="T").replace("---\n\n#", "residlab:\n  inputs: ['results/a-*.json']\n---\n\n#")
@@ -144,9 +151,10 @@ def test_a_pattern_stands_for_the_files_that_match_and_may_match_none(tmp_path):
     assert changed == [["input results/a-*.json"]] * 3 + [[], []]
 
 
-def test_a_pattern_stays_inside_the_project(tmp_path):
+@pytest.mark.parametrize("pattern", ["../*.md", "a**b", "a/b**"])
+def test_a_pattern_stays_inside_the_project_and_is_one(pattern, tmp_path):
     path = tmp_path / "01-a.md"
-    path.write_text(HEADER.format(title="T").replace("---\n\n#", "residlab:\n  inputs: ['../*.md']\n---\n\n#"))
+    path.write_text(HEADER.format(title="T").replace("---\n\n#", f"residlab:\n  inputs: ['{pattern}']\n---\n\n#"))
     with pytest.raises(ResidlabError, match="is not a pattern of files of this project"):
         staleness.fingerprint(Project(tmp_path), Chapter("01-a", path), {})
 

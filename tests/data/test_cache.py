@@ -1,5 +1,6 @@
 """The cache folder: which it is, and how it is written."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,62 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         cache.write_atomic(file, b"new")
     assert file.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_is_no_file_is_written_to_and_stays(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
+        cache.write_atomic(pipe, b"new")
+        assert reader.communicate()[0] == b"new"
+    assert pipe.is_fifo()
+    with pytest.raises(ResidlabError, match=r"is a folder: name a file$"):
+        cache.write_atomic(tmp_path, b"new")
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_deleted_file_that_is_open_is_written_to(tmp_path):
+    with (tmp_path / "gone").open("w+b") as stream:
+        (tmp_path / "gone").unlink()
+        own = Path(f"/dev/fd/{stream.fileno()}")
+        if not own.exists():
+            pytest.skip("there is no /dev/fd")
+        cache.write_atomic(own, b"new")
+        assert stream.read() == b"new"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("old", [b"old", None])
+def test_a_link_stays_a_link(tmp_path, old):
+    (tmp_path / "far").mkdir()
+    file, link = tmp_path / "far" / "file", tmp_path / "link"
+    if old is not None:
+        file.write_bytes(old)
+    link.symlink_to(file)
+    cache.write_atomic(link, b"new")
+    assert link.is_symlink()
+    assert file.read_bytes() == b"new"
+    assert [entry.name for entry in file.parent.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_a_new_file_follows_the_mask_and_an_old_one_keeps_its_mode(tmp_path, mask, mode):
+    old = tmp_path / "old"
+    old.touch()
+    old.chmod(0o640)
+    before = os.umask(mask)
+    try:
+        for file in (old, tmp_path / "new"):
+            cache.write_atomic(file, b"new")
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o7777 for name in ("old", "new")] == [0o640, mode]
+
+
+def test_a_name_may_be_as_long_as_the_system_allows(tmp_path):
+    file = tmp_path / ("n" * 255)
+    cache.write_atomic(file, b"new")
+    assert file.read_bytes() == b"new"
 
 
 def test_staging_is_removed_and_the_lock_released_after_a_failure(tmp_path):

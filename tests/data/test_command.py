@@ -99,3 +99,8 @@ def test_an_error_ends_with_one_line_and_code_1(bench, tiny):
     failed = bench.run("nothing")
     assert (failed.returncode, failed.stdout) == (1, "")
     assert failed.stderr == "residlab: error: there is no data set 'nothing'; there are: tiny\n"
+
+
+def test_the_folder_of_a_user_who_is_not_there():
+    with pytest.raises(ResidlabError, match=r"^--cache-dir ~nosuchuser/data: this names no folder"):
+        _run("--list", "--cache-dir", "~nosuchuser/data")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -78,6 +79,40 @@ def test_what_is_read_is_not_written_over(save, tmp_path, capsys):
     assert {file: file.read_bytes() for file in before} == before
 
 
+def test_files_of_the_hubs_cache_are_not_written_over(save, tmp_path, capsys):
+    """There, the files of the folder are links into a folder of blobs."""
+    folder, blobs = save(tmp_path / "snapshots"), tmp_path / "blobs"
+    blobs.mkdir()
+    for number, file in enumerate(sorted(folder.iterdir())):
+        file.symlink_to(file.rename(blobs / str(number)))
+    before = {file: file.read_bytes() for file in blobs.iterdir()}
+    for option in ("--report", "--json"):
+        for target in (folder / "config.json", (folder / "config.json").resolve()):
+            assert main(["inspect", str(folder), option, str(target), "--tokens", "32"]) == 1
+            assert "is a file of the model" in capsys.readouterr().err
+    assert {file: file.read_bytes() for file in blobs.iterdir()} == before
+
+
+def test_a_name_that_is_no_text(model, tmp_path, capsys):
+    own = tmp_path / "bad\udcff.txt"
+    own.write_text("One morning the river was gone. " * 4)
+    report, numbers = tmp_path / "out.html", tmp_path / "out.json"
+    arguments = ["inspect", str(model), "--text", str(own), "--report", str(report), "--json", str(numbers)]
+    assert main([*arguments, "--tokens", "32"]) == 0
+    assert r"bad\udcff.txt" in capsys.readouterr().out
+    assert r"bad\udcff.txt" in report.read_text(encoding="utf-8")
+    assert json.loads(numbers.read_text(encoding="utf-8"))["text"]["name"] == own.name
+
+
+def test_a_device_stays_one(model, tmp_path, capsys):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
+        assert main(["inspect", str(model), "--json", str(pipe), "--tokens", "32"]) == 0
+        assert json.loads(reader.communicate()[0])["text"]["tokens"] == 32
+    assert pipe.is_fifo()
+
+
 def test_slips_are_told_before_anything_is_read(tmp_path, capsys):
     (tmp_path / "config.json").write_text("no model")
     for option, value in (("--max-memory", "lots"), ("--max-memory", "0"), ("--text", "nowhere"), ("--tokens", "-1")):
@@ -90,6 +125,7 @@ def test_slips_are_told_before_anything_is_read(tmp_path, capsys):
     [
         (["--max-memory", "1MB"], "but --max-memory 1MB allows 1 MB: nothing was loaded"),
         (["--max-memory", "much"], "--max-memory must be like 3GB"),
+        (["--max-memory", f"1{'0' * 400}GB"], "--max-memory must be like 3GB"),
         (["--tokens", "3"], "--tokens must be >= 16; got 3"),
         (["--text", "nowhere.txt"], "--text nowhere.txt cannot be read"),
     ],

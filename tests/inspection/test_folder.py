@@ -54,6 +54,8 @@ def test_a_broken_configuration(copy):
     refuses(copy, "is not JSON")
     (copy / "config.json").write_text("[]")
     refuses(copy, "describes no model")
+    (copy / "config.json").write_text("[" * 100_000)
+    refuses(copy, "is not JSON")
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,8 @@ def test_a_broken_configuration(copy):
     [
         ({"model_type": ["llama"]}, r"model_type \['llama'\] is none"),
         ({"architectures": "GPT"}, "architecture GPT is none"),
+        ({"architectures": 5}, "^architectures in config.json must be a list of names; got 5$"),
+        ({"architectures": [5]}, r"must be a list of names; got \[5\]$"),
         ({"num_hidden_layers": 0}, "no blocks: num_hidden_layers is 0"),
     ],
 )
@@ -74,9 +78,24 @@ def test_an_architecture_by_itself_is_a_list_of_one(copy):
     assert folders.read_folder(copy).architecture == "LlamaForCausalLM"
 
 
-def test_an_index_that_is_none(copy):
-    (copy / "model.safetensors.index.json").write_text("[]")
+@pytest.mark.parametrize("index", ["[]", '{"weight_map": {"a": 5}}', "[" * 100_000])
+def test_an_index_that_is_none(copy, index):
+    (copy / "model.safetensors").unlink()
+    (copy / "model.safetensors.index.json").write_text(index)
     refuses(copy, "does not say where the weights are")
+
+
+def test_the_single_file_goes_before_an_index(copy):
+    weights = load_file(copy / "model.safetensors")
+    others = {f"{name}_other": torch.full_like(tensor, float("nan")) for name, tensor in weights.items()}
+    save_file(others, copy / "model-00001-of-00001.safetensors", metadata={"format": "pt"})
+    index = {"weight_map": dict.fromkeys(others, "model-00001-of-00001.safetensors")}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = folders.read_folder(copy)
+    assert found.tensors.keys() == weights.keys()
+    folders.check_weights(found)
+    loaded = folders.load(found).state_dict()  # by transformers, which has the same order
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in weights.items())
 
 
 class _Trap:
@@ -173,6 +192,35 @@ def test_weights_that_are_missing(copy):
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ResidlabError, match=r"lack weights of LlamaForCausalLM: model\.layers\.2\.self_attn\.k_proj"):
         folders.load(folders.read_folder(copy))
+
+
+@pytest.mark.parametrize(("kind", "depth"), [("llama", "num_hidden_layers"), ("gpt2", "n_layer")])
+def test_weights_of_blocks_beyond_the_last(save, tmp_path, kind, depth):
+    sizes = {"n_embd": 32, "n_head": 4, "n_layer": 3} if kind == "gpt2" else {}
+    folder = save(tmp_path / kind, kind, **sizes)
+    reconfigure(folder, **{depth: 2})
+    message = (
+        r"^num_hidden_layers in config\.json is 2, but the files .* of more blocks: .*(layers|h)\.2\..* and \d+ more$"
+    )
+    with pytest.raises(ResidlabError, match=message):
+        folders.load(folders.read_folder(folder))
+
+
+def test_tensors_that_are_left_over_and_do_no_harm(copy):
+    weights = load_file(copy / "model.safetensors")
+    extra = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
+        "model.rotary_emb.inv_freq": torch.ones(4),
+        "other.layers.9.weight": torch.ones(4),
+    }
+    save_file(weights | extra, copy / "model.safetensors", metadata={"format": "pt"})
+    folders.load(folders.read_folder(copy))
+
+
+def test_a_file_without_tensors(copy):
+    save_file({}, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ResidlabError, match=r"the safetensors files in .* hold no tensors$"):
+        folders.check_weights(folders.read_folder(copy))
 
 
 def test_weights_of_another_shape(copy):

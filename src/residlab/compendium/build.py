@@ -67,10 +67,27 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
         self.send_header("Cache-Control", "no-cache")
         super().end_headers()
 
+    def send_head(self) -> Any:
+        """Answer an address that no file can have, as one with a zero byte, like any other wrong one."""
+        try:
+            return super().send_head()
+        except ValueError:
+            self.send_error(http.HTTPStatus.BAD_REQUEST)
+            return None
+
     def log_message(self, format: str, *args: Any) -> None:
         """Report what was not found, and nothing else."""
         if len(args) > 1 and str(args[1]).startswith(("4", "5")):
             super().log_message(format, *args)
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    """Say nothing of a reader who left before the answer was complete."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report what went wrong, unless it is that."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 def serve(project: Project, port: int) -> int:
@@ -85,7 +102,7 @@ def serve(project: Project, port: int) -> int:
         raise ResidlabError("the book is not built yet: run residlab build")
     handler = functools.partial(_Handler, directory=str(project.html))
     try:
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
+        server = _Server(("127.0.0.1", port), handler)
     except OverflowError:
         raise ResidlabError(f"--port {port}: a port is a number from 0 to 65535") from None
     except OSError as error:

@@ -87,7 +87,10 @@ class Chapter:
 
         A pattern, ``results/bhyt-*.jsonl``, stands for all files that match, of which there may be none.
         """
-        declared = self.notebook().metadata.get("residlab", {}).get("inputs", [])
+        header = self.notebook().metadata.get("residlab", {})
+        if not isinstance(header, dict):
+            raise ResidlabError(f"{self.name}: residlab in the header must hold names and values, got {header!r}")
+        declared = header.get("inputs", [])
         if not isinstance(declared, list) or not all(isinstance(name, str) for name in declared):
             raise ResidlabError(f"{self.name}: residlab.inputs in the header must be a list of names")
         return tuple(declared)

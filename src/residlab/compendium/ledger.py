@@ -76,6 +76,7 @@ class Claim:
         ResidlabError
             Naming the claim and what is wrong with it.
         """
+        self._check_kinds()
         words = ("computed", *BY_HAND)
         if self.verdict not in words:
             self._refuse(f"verdict {self.verdict!r} is not one of {', '.join(words)}")
@@ -93,6 +94,19 @@ class Claim:
             self._refuse("'not testable here' needs a note with the reason")
         if self.interval is not None and len(self.interval) != 2:
             self._refuse("interval names two numbers")
+
+    def _check_kinds(self) -> None:
+        """Refuse what YAML read as something else than the row needs."""
+        for name in ("id", "paper", "verdict", "scope", "chapter", "cell", "value", "accepted"):
+            given = getattr(self, name)
+            if not isinstance(given, str) and (given is not None or name in ("id", "paper")):
+                self._refuse(f"{name} must be a text, got {given!r}")
+        rules: Any = self.rules or {}
+        if not isinstance(rules, dict) or not all(isinstance(each, str) for rule in rules.items() for each in rule):
+            self._refuse(f"rules must give each verdict a predicate, both as texts; got {rules!r}")
+        names: Any = self.interval or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            self._refuse(f"interval must be a list of two names, got {names!r}")
 
     def _refuse(self, why: str) -> None:
         raise ResidlabError(f"claim {self.id}: {why}")
@@ -127,13 +141,16 @@ def holds(predicate: str, numbers: Mapping[str, Number]) -> bool:
     Raises
     ------
     ResidlabError
-        If the predicate is not of that form, or names a number that is not there.
+        If the predicate is not of that form, names a number that is not there, or cannot be computed.
     """
     try:
         tree = ast.parse(predicate, mode="eval").body
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ResidlabError(f"predicate {predicate!r} is not an expression") from None
-    result = _evaluate(tree, numbers, predicate)
+    try:
+        result = _evaluate(tree, numbers, predicate)
+    except (ArithmeticError, TypeError, RecursionError, MemoryError) as error:
+        raise ResidlabError(f"predicate {predicate!r} cannot be computed: {error}") from None
     if not isinstance(result, bool):
         raise ResidlabError(f"predicate {predicate!r} is neither true nor false, but {result!r}")
     return result
@@ -167,10 +184,19 @@ def _evaluate(node: ast.expr, numbers: Mapping[str, Number], whole: str) -> Any:
 
 
 def verdict(claim: Claim, numbers: Mapping[str, Number]) -> str:
-    """Return the verdict that a computed claim's rules give."""
+    """Return the verdict that a computed claim's rules give.
+
+    Raises
+    ------
+    ResidlabError
+        Naming the claim, as :func:`holds`.
+    """
     for word, predicate in claim.rules.items():
-        if holds(predicate, numbers):
-            return word
+        try:
+            if holds(predicate, numbers):
+                return word
+        except ResidlabError as error:
+            raise ResidlabError(f"claim {claim.id}: {error}") from None
     return "undecided"
 
 
@@ -189,7 +215,7 @@ def read_claims(project: Project) -> tuple[dict[str, Paper], list[Claim]]:
             raise ResidlabError(f"{path} must hold papers and claims")
         papers = {key: Paper(key, **fields) for key, fields in content["papers"].items()}
         claims = [Claim(**fields) for fields in content["claims"]]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ResidlabError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     seen: set[str] = set()
     chapters = project.chapter_names()

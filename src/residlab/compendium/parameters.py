@@ -87,8 +87,11 @@ class Parameter:
     def check(self, value: Value) -> Value:
         """Return ``value`` if it is allowed, else raise :class:`~residlab.errors.ResidlabError`."""
         good = type(value) is self.type or (self.type is float and type(value) is int)
-        if good and isinstance(value, float) and not math.isfinite(value):
-            good = False
+        if good and self.type is float and isinstance(value, int | float):
+            try:
+                good = math.isfinite(value)
+            except OverflowError:  # an integer beyond the largest float
+                good = False
         if good and self.allowed is not None:
             good = value in self.allowed
         if not good:
@@ -118,7 +121,7 @@ def read_parameters(source: str, where: str) -> dict[str, Parameter]:
             for token in tokenize.generate_tokens(io.StringIO(source).readline)
             if token.type == tokenize.COMMENT
         }
-    except (SyntaxError, tokenize.TokenError) as error:
+    except (SyntaxError, ValueError, RecursionError, tokenize.TokenError) as error:
         raise ResidlabError(f"{where}: the parameters cell is not Python: {error}") from None
     parameters: dict[str, Parameter] = {}
     for node in body:
@@ -140,7 +143,7 @@ def _read_line(node: ast.stmt, comment: str, where: str) -> Parameter:
         )
     try:
         default = ast.literal_eval(node.value)
-    except ValueError:
+    except (ValueError, TypeError, RecursionError):
         raise ResidlabError(f"{where}: parameter {name}: the default must be a literal") from None
     allowed, meaning = _read_comment(comment, kind)
     if not meaning or (allowed is None and kind in (int, float)):

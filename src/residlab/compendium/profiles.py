@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from residlab.compendium.project import Project
@@ -27,11 +28,11 @@ class Limits:
         Raises
         ------
         ResidlabError
-            If a limit is not a positive number.
+            If a limit is not a positive and finite number.
         """
         for name, value in (("--cell-timeout", cell), ("--chapter-timeout", chapter)):
-            if value is not None and not value > 0:
-                raise ResidlabError(f"{name} must be a positive number of seconds, got {value:g}")
+            if value is not None and not 0 < value < math.inf:
+                raise ResidlabError(f"{name} must be a positive number of seconds, and finite; got {value:g}")
         cell = _CELL_LIMIT[profile] if cell is None else cell
         return cls(cell, max(_CHAPTER_LIMIT[profile], cell) if chapter is None else chapter)
 
@@ -39,7 +40,7 @@ class Limits:
 def recorded_profile(project: Project) -> str:
     """Return the profile that the book was last built with, smoke if never."""
     path = project.executed / "profile"
-    profile = path.read_text().strip() if path.is_file() else "smoke"
+    profile = path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else "smoke"
     return profile if profile in PROFILES else "smoke"
 
 

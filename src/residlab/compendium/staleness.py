@@ -129,7 +129,8 @@ def _input_digest(name: str, project: Project) -> str:
 
 def _matching(pattern: str, project: Project) -> Iterator[bytes]:
     """Yield name and content of every file of the project that a pattern names, hidden ones left out."""
-    if pattern.startswith("/") or ".." in pattern:
+    deep = any("**" in part and part != "**" for part in pattern.split("/"))
+    if deep or pattern.startswith("/") or ".." in pattern:
         raise ResidlabError(f"declared input {pattern!r} is not a pattern of files of this project")
     for path in sorted(project.root.glob(pattern)):
         if path.is_file() and not path.name.startswith("."):

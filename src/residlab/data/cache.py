@@ -7,7 +7,9 @@ last step is a rename), and leaves nothing behind when it fails.
 import errno
 import json
 import os
+import secrets
 import shutil
+import stat
 import tempfile
 import tomllib
 from collections.abc import Iterator
@@ -84,18 +86,34 @@ def _read_settings() -> dict[str, object]:
 
 
 def write_atomic(target: Path, content: bytes) -> None:
-    """Replace ``target`` by ``content``: a reader sees the old file or the new one, never a part."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+    """Replace ``target`` by ``content``: a reader sees the old file or the new one, never a part.
+
+    A link is followed, and a file that is replaced keeps its mode. What is there and is no file on a disk, such as
+    ``/dev/null`` or a pipe, is written to and stays what it is.
+
+    Raises
+    ------
+    ResidlabError
+        If the target is a folder.
+    """
+    if target.is_dir():
+        raise ResidlabError(f"{target} is a folder: name a file")
+    real = Path(os.path.realpath(target))
+    if target.exists() and not real.is_file():
+        target.write_bytes(content)
+        return
+    temporary = real.with_name(f".{secrets.token_hex(8)}.tmp")  # short: the target's own name may be of any length
     try:
-        with os.fdopen(descriptor, "wb") as stream:
+        with temporary.open("xb") as stream:
+            if real.exists():
+                temporary.chmod(stat.S_IMODE(real.stat().st_mode))
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        Path(name).chmod(0o644)  # mkstemp makes it private; a cache may be shared
-        Path(name).replace(target)
+        temporary.replace(real)
     except BaseException:
         with suppress(OSError):
-            Path(name).unlink()
+            temporary.unlink()
         raise
 
 

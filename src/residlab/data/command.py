@@ -77,7 +77,12 @@ def _check_that_it_only_looks(args: argparse.Namespace, cache: Path) -> None:
 def _chosen(given: str | None) -> Path:
     if given is None:
         return storage.cache_dir()
-    return storage.default_cache_dir() if given == _FORGET else Path(given).expanduser().resolve()
+    if given == _FORGET:
+        return storage.default_cache_dir()
+    try:
+        return Path(given).expanduser().resolve()
+    except RuntimeError as error:  # no such user, or links in a circle
+        raise ResidlabError(f"--cache-dir {given}: this names no folder ({error})") from error
 
 
 def _as_json(cache: Path, found: Sequence[Status]) -> dict[str, object]:

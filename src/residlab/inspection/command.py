@@ -64,9 +64,10 @@ def run(args: argparse.Namespace) -> int:
             advance=advance,
         )
     if args.json:
-        write_atomic(args.json, (json.dumps(seen.to_dict(), indent=1, ensure_ascii=False) + "\n").encode())
+        numbers = json.dumps(seen.to_dict(), indent=1, ensure_ascii=False) + "\n"
+        write_atomic(args.json, numbers.encode(errors="backslashreplace"))  # the name of a file may be no text
     if args.report:
-        write_atomic(args.report, page(seen).encode())
+        write_atomic(args.report, page(seen).encode(errors="backslashreplace"))
     print(summary(seen))
     for what, file in (("report", args.report), ("numbers", args.json)):
         if file:
@@ -79,10 +80,15 @@ def run(args: argparse.Namespace) -> int:
 def _check_target(option: str, file: Path) -> None:
     if file.is_dir():
         raise ResidlabError(f"{option} {file} is a folder: name a file")
-    if not file.parent.is_dir():
-        raise ResidlabError(f"{option} {file}: there is no folder {file.parent}")
-    if not os.access(file.parent, os.W_OK):
-        raise ResidlabError(f"{option} {file} cannot be written: {file.parent} allows no writing")
+    if file.exists() and not file.is_file():  # a device or a pipe
+        if not os.access(file, os.W_OK):
+            raise ResidlabError(f"{option} {file} cannot be written: it allows no writing")
+        return
+    folder = Path(os.path.realpath(file)).parent if file.is_symlink() else file.parent
+    if not folder.is_dir():
+        raise ResidlabError(f"{option} {file}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise ResidlabError(f"{option} {file} cannot be written: {folder} allows no writing")
 
 
 def _check_not_read(option: str, file: Path, args: argparse.Namespace) -> None:
@@ -90,7 +96,11 @@ def _check_not_read(option: str, file: Path, args: argparse.Namespace) -> None:
     target = file.resolve()
     if args.text is not None and target == args.text.resolve():
         raise ResidlabError(f"{option} {file} is the text that is read: name another file")
-    if target.exists() and target.parent == args.path.resolve():
+    if not target.exists() or not args.path.is_dir():
+        return
+    # In the cache of Hugging Face, the files of the folder are links into another one.
+    own = {each.resolve() for each in args.path.iterdir()}
+    if target in own or args.path.resolve() in (target.parent, file.parent.resolve()):
         raise ResidlabError(f"{option} {file} is a file of the model: name another")
 
 

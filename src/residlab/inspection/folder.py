@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,14 @@ import torch
 from torch import nn
 
 from residlab.errors import ResidlabError
-from residlab.models.hf.checkpoint import TensorHeader, opened, read_values, tensor_headers, their_config
+from residlab.models.hf.checkpoint import (
+    TensorHeader,
+    named_architectures,
+    opened,
+    read_values,
+    tensor_headers,
+    their_config,
+)
 from residlab.models.hf.needs import quiet_transformers, require
 from residlab.precision.quantized_models import linear_layers
 
@@ -137,8 +145,7 @@ def _architecture(path: Path, values: dict[str, Any]) -> str:
     config_class = CONFIG_MAPPING[kind]
     classes = known.get(config_class, ())
     names = [each.__name__ for each in (classes if isinstance(classes, tuple | list) else (classes,))]
-    named = values.get("architectures") or names[:1]
-    given = [named] if isinstance(named, str) else list(named)
+    given = named_architectures(values) or names[:1]
     if not names or given[0] not in names:
         got = given[0] if given else f"none (model_type {kind!r})"
         allowed = f"for model_type {kind!r} that is {' or '.join(names)}" if names else "LlamaForCausalLM is one"
@@ -226,12 +233,14 @@ def check_weights(folder: Folder) -> None:
     Raises
     ------
     ResidlabError
-        Naming the first that holds NaN or infinity, how many entries are concerned, and how many tensors; or if all
-        are zero.
+        Naming the first that holds NaN or infinity, how many entries are concerned, and how many tensors; or if there
+        are none, or all are zero.
     """
     wrong: dict[str, str] = {}
     zero = True
     with opened(folder.path) as (names, read):
+        if not names:
+            raise ResidlabError(f"the safetensors files in {folder.path} hold no tensors")
         for name in names:
             tensor = read(name)
             if not tensor.is_floating_point() or not tensor.numel():
@@ -252,6 +261,16 @@ def check_weights(folder: Folder) -> None:
         raise ResidlabError("all weights are 0: nothing flows through this model")
 
 
+def _left_over(folder: Folder, unexpected: Iterable[str]) -> list[str]:
+    """Return which of the names that the model has no place for are of blocks beyond its last one."""
+    prefix = f"{getattr(folder.skeleton, 'base_model_prefix', '')}."
+    blocks = anatomy(folder.skeleton, folder.config).blocks
+    place = next(iter(blocks)).rpartition(".")[0].removeprefix(prefix)
+    number = re.compile(rf"{re.escape(place)}\.(\d+)\.")
+    found = ((name, number.match(name.removeprefix(prefix))) for name in unexpected)
+    return sorted(name for name, match in found if match and int(match[1]) >= len(blocks))
+
+
 def _misfit(folder: Folder) -> str:
     """Return which tensor has not the shape that the architecture has for it, if one has not."""
     prefix = getattr(folder.skeleton, "base_model_prefix", "")
@@ -268,7 +287,7 @@ def load(folder: Folder) -> PreTrainedModel:
     Raises
     ------
     ResidlabError
-        If the tensors are not those of the architecture.
+        If the tensors are not those of the architecture, or there are some of more blocks than the configuration has.
     """
     from transformers import AutoModelForCausalLM
 
@@ -290,6 +309,13 @@ def load(folder: Folder) -> PreTrainedModel:
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ResidlabError(f"the files lack weights of {folder.architecture}: {missing[0]}{more}")
+    left = _left_over(folder, report["unexpected_keys"])
+    if left:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        depth = len(anatomy(folder.skeleton, folder.config).blocks)
+        raise ResidlabError(
+            f"num_hidden_layers in config.json is {depth}, but the files hold weights of more blocks: {left[0]}{more}"
+        )
     model.config.use_cache = False
     return model.eval()
 

@@ -16,6 +16,7 @@ back when it needs them, are not counted.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from contextlib import suppress
@@ -76,13 +77,13 @@ def parse_bytes(text: str) -> int:
     Raises
     ------
     ResidlabError
-        If it is none of these, or 0.
+        If it is none of these, 0, or too large for a number.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGT]I?)?B?\s*", text.upper())
-    size = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
-    if size < 1:
+    size = float(match[1]) * _UNITS[match[2] or ""] if match else 0.0
+    if not 1 <= size < math.inf:
         raise ResidlabError(f"--max-memory must be like 3GB, 500MB or 2GiB; got {text!r}")
-    return size
+    return int(size)
 
 
 def gigabytes(size: float) -> str:

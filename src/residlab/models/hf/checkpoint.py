@@ -65,7 +65,7 @@ def read_values(folder: Path) -> dict[str, Any]:
         values = json.loads((folder / "config.json").read_text())
     except OSError as error:
         raise ResidlabError(f"{folder} holds no model: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ResidlabError(f"{folder / 'config.json'} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise ResidlabError(f"{folder / 'config.json'} describes no model")
@@ -74,10 +74,19 @@ def read_values(folder: Path) -> dict[str, Any]:
     return values
 
 
+def named_architectures(values: dict[str, Any]) -> list[str]:
+    """Return the names under ``architectures`` in the values of a configuration; one alone is a list of one."""
+    named = values.get("architectures") or []
+    names = [named] if isinstance(named, str) else named
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ResidlabError(f"architectures in config.json must be a list of names; got {named!r}")
+    return names
+
+
 def read_config(folder: Path) -> PreTrainedConfig:
     """Return the configuration in a folder, if it is one of those supported."""
     values = read_values(folder)
-    architectures = list(values.get("architectures") or [])
+    architectures = named_architectures(values)
     kind = values.get("model_type")
     if not architectures and kind in SUPPORTED.values():
         architectures = [name for name, model_type in SUPPORTED.items() if model_type == kind]
@@ -136,18 +145,22 @@ def tensor_headers(folder: Path) -> dict[str, TensorHeader]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
+    """Return the files that transformers would read: the single one goes before an index beside it."""
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
             shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ResidlabError(f"{index} does not say where the weights are: {error!r}") from error
+        unnamed = [shard for shard in shards if not isinstance(shard, str)]
+        if unnamed:
+            raise ResidlabError(f"{index} does not say where the weights are: {unnamed[0]!r} is not the name of a file")
         outside = [shard for shard in shards if Path(shard).name != shard]
         if outside:
             raise ResidlabError(f"{index} names a file outside its folder: {outside[0]}")
         return [folder / shard for shard in shards]
-    if (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
     pickled = [file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in sorted(folder.glob(pattern))]
     if pickled:
         raise ResidlabError(
