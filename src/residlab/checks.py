@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from typing import Any
 
 from residlab.errors import ResidlabError
@@ -27,7 +28,28 @@ def made(cls: type[Any], what: str, options: dict[str, Any]) -> object:
 
 def is_real(value: object) -> bool:
     """Return whether a value is a finite number, which true and false are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond the largest float
+        return False
+
+
+def environment_count(name: str, default: int) -> int:
+    """Return a whole number >= 0 that torchrun, or another launcher, has put into the environment.
+
+    Raises
+    ------
+    ResidlabError
+        If it is something else.
+    """
+    said = os.environ.get(name)
+    if said is None:
+        return default
+    if not said.isdecimal():
+        raise ResidlabError(f"the environment's {name} must be a whole number >= 0; got {said!r}")
+    return int(said)
 
 
 def check_positive(options: object, *names: str) -> None:

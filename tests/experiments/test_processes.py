@@ -1,15 +1,18 @@
 """Several processes: those of torchrun train one model as one does, Dask's workers run a sweep, and one may die."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
+from residlab.data.locking import locked
 from residlab.experiments.record import Records
 from residlab.experiments.sweep import read_sweep, run_sweep
 from residlab.experiments.training_run import run_folder, run_hash, sampled, trained
@@ -144,3 +147,65 @@ def test_dask_workers_run_a_sweep_and_one_may_die(tmp_path, write):
     assert there.keys() == {record.hash for record in here}
     for record in here:
         assert there[record.hash].metrics["train_loss"] == record.metrics["train_loss"]
+
+
+def test_a_rank_that_is_none_is_told(tmp_path, write, monkeypatch):
+    monkeypatch.setenv("RANK", "x")
+    done = residlab("run", write({"base": dict(BASE)}), "--cache-dir", tmp_path / "cache")
+    assert done.returncode == 1
+    assert done.stderr == "residlab: error: the environment's RANK must be a whole number >= 0; got 'x'\n"
+
+
+def test_a_lock_that_cannot_be_made_is_not_waited_for(tmp_path):
+    with pytest.raises(OSError, match="No such file"), locked(tmp_path / "none" / ".lock", "testing"):
+        pytest.fail("it is held")
+    with pytest.raises(OSError, match=r"No such file|not permitted|denied"), locked(Path("/proc/self/fd/.lock"), "it"):
+        pytest.fail("it is held")
+
+
+def session(leader):
+    """Return the processes of a session that are not zombies."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, _, _, number = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(number) == leader and state != "Z":
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it reads Linux's list of processes")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_termination_ends_the_workers(tmp_path, write, number):
+    file = write({"base": {**BASE, "steps": 100_000, "checkpoint_every": 5}, "grid": {"seed": [0, 1]}})
+    command = [sys.executable, "-m", "residlab.cli", "sweep", str(file), "-j", "2", "--cache-dir", str(tmp_path / "c")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment) as sweep:
+        try:
+            deadline = time.monotonic() + 120
+            while len(list((tmp_path / "c").glob("runs/*/step-*"))) < 2 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            sweep.send_signal(number)
+            assert sweep.wait(30) == 130
+            assert "interrupted" in sweep.stderr.read()
+            deadline = time.monotonic() + 10
+            while session(sweep.pid) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert session(sweep.pid) == []
+        finally:
+            for process in session(sweep.pid):
+                os.kill(process, signal.SIGKILL)
+
+
+def test_a_run_that_was_interrupted_goes_on(tmp_path, write):
+    file = write({"base": {**BASE, "steps": 100_000, "checkpoint_every": 0}})
+    command = [sys.executable, "-m", "residlab.cli", "run", str(file), "--cache-dir", str(tmp_path / "cache")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
+        deadline = time.monotonic() + 120
+        while not list((tmp_path / "cache").glob("runs/*/metrics.jsonl")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1)
+        run.send_signal(signal.SIGTERM)
+        said = run.communicate(timeout=30)[1]
+    assert run.returncode == 130, said
+    assert len(list((tmp_path / "cache").glob("runs/*/step-*"))) == 1

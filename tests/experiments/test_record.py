@@ -113,3 +113,16 @@ def test_a_record_says_when_its_source_differs_from_the_commit(tmp_path, monkeyp
     assert commit() == head
     (package / "__init__.py").write_text("x = 1")
     assert commit() == f"{head}+"
+
+
+@pytest.mark.parametrize("content", ["a note of one line", "Zeile äöü", "{", '{"experimen', ""])
+def test_another_file_without_a_last_newline_is_not_destroyed(tmp_path, content):
+    records = Records(tmp_path / "notes.txt")
+    records.file.write_text(content, encoding="utf-8")
+    if '{"experiment"'.startswith(content):  # what a crash may leave
+        assert list(records) == []
+        return
+    for use in (list, lambda each: each.add(make(1))):
+        with pytest.raises(ResidlabError, match=r"notes\.txt, line 1, is no record"):
+            use(records)
+    assert records.file.read_text(encoding="utf-8") == content

@@ -190,3 +190,18 @@ def test_a_uniform_model_has_the_perplexity_of_its_vocabulary():
         net.final_norm.gamma.zero_()
     (score,) = TextScorer(net, ByteTokenizer()).texts(["any text at all, longer than the context of the model"])
     assert score.log_likelihood / score.tokens == pytest.approx(-math.log(257), rel=1e-12)
+
+
+class Joining(ByteTokenizer):
+    """Bytes, but ``20`` and ``24`` are one token where they meet."""
+
+    def encode(self, text):
+        return super().encode(text.replace("2024", "\x01"))
+
+
+def test_a_continuation_that_its_context_swallows_is_scored_apart():
+    net = model()
+    (score,) = TextScorer(net, Joining()).continuations([("20", "24")])
+    want, greedy = by_hand(net, [END, *b"20", *b"24"], 2)
+    assert score.log_likelihood == pytest.approx(want, rel=1e-12)
+    assert (score.tokens, score.greedy) == (2, greedy)

@@ -206,3 +206,50 @@ def test_another_text_is_another_run(tmp_path, write, text):
     assert second.metrics["train_loss"] != first.metrics["train_loss"]
     (text / "more.txt").unlink()
     assert run_sweep(sweep, records, **options) == [first]
+
+
+def test_a_text_that_changes_meanwhile_fails_what_comes_after(tmp_path, write, text, monkeypatch):
+    train = sweep_module.train
+
+    def edited(experiment, config, **options):
+        if config.seed == 1:
+            (text / "more.txt").write_text("A document that was not there before. " * 9)
+        return train(experiment, config, **options)
+
+    monkeypatch.setattr(sweep_module, "train", edited)
+    records = Records(tmp_path / "runs.jsonl")
+    sweep = read_sweep(write({"base": dict(BASE), "grid": {"seed": [0, 1]}}))
+    with pytest.raises(ResidlabError, match=r"1 of 2 runs failed, .*: the corpus changed while the sweep ran"):
+        run_sweep(sweep, records, cache=tmp_path / "cache", say=lambda line: None)
+    assert [record.seed for record in records] == [0]
+
+
+@pytest.mark.parametrize("file", ["a-file/runs.jsonl", "a-file/b/runs.jsonl", "/proc/self/fd/runs.jsonl"])
+def test_records_that_cannot_be_written_are_found_before_anything_runs(tmp_path, write, monkeypatch, file):
+    (tmp_path / "a-file").write_text("")
+    monkeypatch.setattr(sweep_module, "train", lambda *args, **options: pytest.fail("it trained"))
+    with pytest.raises(ResidlabError, match=r"runs\.jsonl cannot be written"):
+        run_sweep(read_sweep(write({"base": dict(BASE)})), Records(tmp_path / file), cache=tmp_path / "cache")
+
+
+HUGE = "1" + "0" * 400
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("base: {steps: 3, steps: 4}", r"line 1: the key steps occurs twice, first in line 1$"),
+        ("base: {corpus: 2024-13-45}", "is not YAML: month must be in"),
+        ("base: {steps: !!int abc}", "is not YAML: invalid literal"),
+        ("base: " + "[" * 3000 + "]" * 3000, "nested too deep"),
+        (f"base: {{steps: 3, model: MODEL, clip: {HUGE}}}", "clip must be a finite number > 0"),
+        (f"base: {{steps: 3, model: MODEL, optimizer: {{lr: {HUGE}}}}}", "lr must be a finite number >= 0"),
+        (f"base: {{steps: 3, model: MODEL, optimizer: {{betas: [0.9, {HUGE}]}}}}", "betas must be"),
+    ],
+    ids=["a key", "a date", "a number", "nesting", "clip", "lr", "betas"],
+)
+def test_a_slip_is_told_and_no_traceback(tmp_path, text, said):
+    model = "{depth: 1, width: 16, heads: 2, vocabulary: 257, context: 16}"
+    (tmp_path / "slip.yml").write_text(text.replace("MODEL", model))
+    with pytest.raises(ResidlabError, match=said):
+        read_sweep(tmp_path / "slip.yml")

@@ -114,3 +114,15 @@ def test_no_pickle_inside(tmp_path):
     path = save_checkpoint(tmp_path, make(1))
     assert sorted(file.name for file in path.iterdir()) == ["model.safetensors", "optimizer.safetensors", "state.json"]
     json.loads((path / "state.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["step", "config", "progress", "optimizer", "sha256"])
+def test_a_state_that_lacks_something_is_damaged(tmp_path, name):
+    file = save_checkpoint(tmp_path, make(1)) / "state.json"
+    state = json.loads(file.read_text())
+    file.write_text(json.dumps({key: value for key, value in state.items() if key != name}))
+    with pytest.raises(ResidlabError, match=f"is damaged: state.json has no valid {name}; remove it"):
+        latest_checkpoint(tmp_path, CONFIG)
+    file.write_text(json.dumps({**state, name: [1]}))
+    with pytest.raises(ResidlabError, match=r"is damaged: state\.json"):
+        latest_checkpoint(tmp_path, CONFIG)

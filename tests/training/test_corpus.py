@@ -217,3 +217,10 @@ def test_shakespeare_is_divided_by_play():
         "Titus Andronicus",
     }
     assert sum(len(text.encode()) for text in texts(made)) == made.size
+
+
+@pytest.mark.parametrize("source", ["~nosuchuser/x.txt", "hf:~nosuchuser/x"])
+def test_a_home_that_is_not_there_is_a_slip(tmp_path, monkeypatch, source):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ResidlabError):
+        corpus(source, cache=tmp_path)

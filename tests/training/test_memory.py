@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from residlab.errors import ResidlabError
 from residlab.models.config import ModelConfig, norm_options
 from residlab.models.transformer import Transformer
 from residlab.training.config import TrainConfig
@@ -129,3 +130,10 @@ def test_processes_and_accumulation_share_the_batch():
     assert parts.activations == four.activations < alone.activations
     assert halves.early_gradients == halves.gradients > alone.early_gradients
     assert str(alone).startswith("about 1")
+
+
+@pytest.mark.parametrize("sizes", [{"width": 10**12}, {"vocabulary": 10**30}, {"width": 10**30}])
+def test_a_model_that_no_memory_holds_is_refused(sizes):
+    model = ModelConfig(**{"depth": 1, "heads": 2, "width": 16, "vocabulary": 257, "context": 32, **sizes})
+    with pytest.raises(ResidlabError, match="is too large for any memory"):
+        step_memory(TrainConfig(model=model, steps=1))

@@ -215,3 +215,136 @@ def test_a_finished_run_is_not_trained_again(tmp_path, texts):
 def test_nothing_is_printed_without_a_terminal(tmp_path, texts, capfd):
     Trainer(CONFIG, tmp_path / "run", texts).run()
     assert capfd.readouterr() == ("", "")
+
+
+# --- What is refused before it costs anything, and what an interrupt keeps
+
+
+class Several:
+    """A fabric as one of several processes sees it."""
+
+    world_size, global_rank, is_global_zero = 2, 0, True
+
+
+@pytest.mark.parametrize(("batch", "accumulation"), [(4, 4), (12, 4), (3, 1)])
+def test_parts_that_processes_do_not_divide_are_refused(tmp_path, texts, batch, accumulation):
+    """Chunks would be fewer than ``accumulation``, or unequal, and the gradients wrong."""
+    config = replace(CONFIG, batch=batch, accumulation=accumulation)
+    with pytest.raises(ResidlabError, match=rf"must divide batch = {batch}; got {accumulation} times 2$"):
+        Trainer(config, tmp_path, texts, fabric=Several())
+    Trainer(replace(CONFIG, batch=8, accumulation=4), tmp_path, texts, fabric=Several())
+
+
+@pytest.mark.parametrize("most", [1, 64, 100, 208, 10**9])
+def test_a_held_out_score_does_not_depend_on_the_batch(texts, most):
+    model = Transformer(MODEL, seed=0)
+    one, *others = (evaluate(model, texts.validation, 16, most=most, batch=batch) for batch in (1, 4, 5, 32))
+    assert one.tokens == min(-(-most // 16) * 16, len(texts.validation))
+    for other in others:
+        assert (other.tokens, other.bytes) == (one.tokens, one.bytes)
+        assert other.nats_per_token == pytest.approx(one.nats_per_token, rel=1e-6)
+
+
+class Scripted(Trainer):
+    """Losses and gradient norms from a list; ends before an update, as if it were interrupted there."""
+
+    said: tuple[tuple[float, float], ...] = ()
+    end: int | None = None
+    done = 0
+
+    def _update(self, model, plain, optimizer, ids):
+        if self.done == self.end:
+            raise KeyboardInterrupt
+        self.done += 1
+        return self.said[self.done - 1]
+
+
+def test_spikes_after_going_on_are_those_of_an_unbroken_run(tmp_path, texts):
+    said = [(3 + 0.001 * (step % 7), 1.0) for step in range(80)]
+    for step in (20, 25):
+        said[step] = (float("nan"), 1.0)
+    said[30] = (2.0, float("inf"))  # skipped for its gradient alone
+    said[52] = (9.0, 1.0)  # the 50th that counts: no spike yet
+    said[60] = (9.0, 1.0)
+    config = replace(CONFIG, steps=80, batch=1, checkpoint_every=40)
+
+    def run(folder, done, end=None):
+        trainer = Scripted(config, tmp_path / folder, texts)
+        trainer.said, trainer.done, trainer.end = tuple(said), done, end
+        trainer.run()
+
+    run("whole", 0)
+    with pytest.raises(KeyboardInterrupt):
+        run("cut", 0, end=45)
+    run("cut", 40)
+    assert [line["step"] for line in lines(tmp_path / "whole") if line.get("spike")] == [61]
+    assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
+
+
+def test_a_validation_text_without_a_window_is_found_before_training(tmp_path, texts):
+    config = replace(CONFIG, model=replace(MODEL, context=len(texts.validation)))
+    with pytest.raises(ResidlabError, match=r"validation.* fewer than a window"):
+        Trainer(config, tmp_path / "run", texts)
+
+
+def test_what_fails_in_the_last_evaluation_loses_no_weights(tmp_path, texts, monkeypatch):
+    whole = Trainer(CONFIG, tmp_path / "whole", texts).run()
+
+    def broken(*args, **options):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "evaluate", broken)
+        with pytest.raises(MemoryError):
+            Trainer(CONFIG, tmp_path / "cut", texts).run()
+    assert module.latest_checkpoint(tmp_path / "cut", None).step == 12
+    assert Trainer(CONFIG, tmp_path / "cut", texts).run().evaluation == whole.evaluation
+    assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("steps", [7, 12])
+def test_an_interrupt_saves_the_step_that_it_falls_into(tmp_path, texts, monkeypatch, steps):
+    config = replace(CONFIG, checkpoint_every=0, evaluate_every=7, probe_every=7)
+    whole = Trainer(config, tmp_path / "whole", texts).run()
+    update, calls = Trainer._update, []
+
+    def interrupted(self, *args):
+        calls.append(None)
+        if len(calls) == steps:
+            signal.raise_signal(signal.SIGINT)
+        return update(self, *args)
+
+    monkeypatch.setattr(Trainer, "_update", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(config, tmp_path / "cut", texts).run()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert [path.name for path in (tmp_path / "cut").glob("step-*")] == [f"step-{steps:06}"]
+    again = Trainer(config, tmp_path / "cut", texts).run()
+    assert len(calls) == 12
+    assert all(torch.equal(again.model.state_dict()[name], tensor) for name, tensor in weights(whole).items())
+    assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
+
+
+def test_a_second_interrupt_is_not_held_back(tmp_path, texts, monkeypatch):
+    def impatient(self, *args):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("the second one came back")
+
+    monkeypatch.setattr(Trainer, "_update", impatient)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(CONFIG, tmp_path / "run", texts).run()
+    assert not list((tmp_path / "run").glob("step-*"))
+
+
+@pytest.mark.parametrize("left", ["", "half"])
+def test_metrics_that_do_not_reach_the_checkpoint_are_refused(tmp_path, texts, left):
+    Trainer(CONFIG, tmp_path / "run", texts).run()
+    file = tmp_path / "run" / "metrics.jsonl"
+    before = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(before[:6]))
+    if not left:
+        file.unlink()
+    step = 6 if left else 0
+    with pytest.raises(ResidlabError, match=rf"metrics.jsonl ends at step {step}, the checkpoint .* is of step 12"):
+        Trainer(CONFIG, tmp_path / "run", texts).run()

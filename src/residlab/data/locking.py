@@ -30,6 +30,7 @@ def locked(lock_file: Path, doing: str) -> Iterator[None]:
     OSError
         If the lock file cannot be made.
     """
+    os.close(os.open(lock_file, os.O_RDWR | os.O_CREAT, 0o644))  # filelock takes some errors here for a held lock
     lock, holder = filelock.FileLock(lock_file), lock_file.with_name(f"{lock_file.name}-holder")
     try:
         lock.acquire(timeout=0)

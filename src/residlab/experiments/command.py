@@ -2,10 +2,13 @@
 
 import argparse
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+from residlab.checks import environment_count
 from residlab.errors import ResidlabError
 from residlab.experiments.named import add_named_arguments, check_not_named, is_named, run_named
 from residlab.experiments.plans import EXPERIMENTS
@@ -61,6 +64,7 @@ def run_one(args: argparse.Namespace) -> int:
     from residlab.experiments.training_run import sampled
     from residlab.training.memory import step_memory
 
+    _end_on_termination()
     if is_named(args.file) and not args.file.exists():
         return run_named(args)
     check_not_named(args)
@@ -74,10 +78,10 @@ def run_one(args: argparse.Namespace) -> int:
     (config,) = sweep.configs
     if not 0 <= args.sample < config.model.context:
         raise ResidlabError(f"--sample must be in [0, {config.model.context}), the context; got {args.sample}")
-    follower = int(os.environ.get("RANK", 0)) > 0  # under torchrun, one process speaks
+    follower = environment_count("RANK", 0) > 0  # under torchrun, one process speaks
     quiet: dict[str, Any] = {"say": lambda line: None} if follower else {}
     if not follower:
-        processes = int(os.environ.get("WORLD_SIZE", 1))
+        processes = environment_count("WORLD_SIZE", 1)
         each = " in each process" if processes > 1 else ""
         memory = step_memory(config, processes=processes, strategy=args.strategy)
         print(f"residlab: training takes {memory}{each}", file=sys.stderr)
@@ -104,6 +108,7 @@ def run_many(args: argparse.Namespace) -> int:
     from residlab.experiments.sweep import read_sweep, run_sweep, score
     from residlab.experiments.training_run import run_hash
 
+    _end_on_termination()
     if args.jobs < 1:
         raise ResidlabError(f"--jobs must be >= 1; got {args.jobs}")
     if args.scheduler and args.jobs != 1:
@@ -122,12 +127,21 @@ def run_many(args: argparse.Namespace) -> int:
     return 0
 
 
+def _end_on_termination() -> None:
+    """Make a termination or a closed terminal end this process as Ctrl-C does, with its workers; not under nohup."""
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, signal.default_int_handler)
+
+
 def _results(args: argparse.Namespace) -> Path:
     file: Path = args.results or args.file.with_suffix(".jsonl")
     if file.is_dir():
         raise ResidlabError(f"--results {file} is a folder: name a file")
     if file.parent.exists() and not os.access(file.parent, os.W_OK):
         raise ResidlabError(f"{file} cannot be written: {file.parent} allows no writing")
-    if not int(os.environ.get("RANK", 0)):
+    if not environment_count("RANK", 0):
         print(f"residlab: records are kept in {file}", file=sys.stderr)
     return file

@@ -5,7 +5,9 @@ import json
 import os
 import platform
 import subprocess
+import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -53,12 +55,15 @@ class Record:
     time: str = field(default_factory=lambda: now())
 
 
+_BEGIN = '{"experiment"'  # of every record
+
+
 class Records:
     """A file of records.
 
     Several processes may append at once; a line is written whole. A second record of one configuration under one
-    experiment is not added. Reading stops with an error at a line that is no record, but for a last line without its
-    end, which a crash cut short: it is left out, and the next append removes it.
+    experiment is not added. Reading stops with an error at a line that is no record, but for a last line that begins as
+    one and has no end, which a crash cut short: it is left out, and the next append removes it.
 
     Parameters
     ----------
@@ -92,6 +97,25 @@ class Records:
         """Return the record of a configuration, or None."""
         return next((r for r in self if (r.experiment, r.hash) == (experiment, config_hash)), None)
 
+    def check(self) -> None:
+        """Find out whether records can be added, before what takes hours.
+
+        Raises
+        ------
+        ResidlabError
+            If the file cannot be written.
+        """
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                descriptor, name = tempfile.mkstemp(prefix=f".{self.file.name}-", dir=self.file.parent)
+                os.close(descriptor)
+                Path(name).unlink()
+        except OSError as error:
+            raise ResidlabError(f"{self.file} cannot be written: {error}") from error
+        if self.file.exists() and not self.file.is_file():
+            raise ResidlabError(f"{self.file} cannot be written: it is no file")
+
     def add(self, record: Record) -> bool:
         """Append a record unless its configuration has one under its experiment; return whether it was appended.
 
@@ -106,13 +130,16 @@ class Records:
             raise ResidlabError(f"the record of {record.experiment} {record.hash} is not JSON: {error}") from error
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            with locked(self.file.with_name(f".{self.file.name}.lock"), f"writing {self.file.name}"):
+            with self._locked():
                 if self.find(record.experiment, record.hash) is not None:
                     return False
                 write_atomic(self.file, "".join(f"{each}\n" for each in [*self._lines(), line]).encode())
         except OSError as error:
             raise ResidlabError(f"{self.file} cannot be written: {error}") from error
         return True
+
+    def _locked(self) -> AbstractContextManager[None]:
+        return locked(self.file.with_name(f".{self.file.name}.lock"), f"writing {self.file.name}")
 
     def _lines(self) -> list[str]:
         if not self.file.exists():
@@ -124,8 +151,9 @@ class Records:
         try:
             json.loads(rest)
         except ValueError:
-            return lines  # nothing, or a line that was cut short
-        return [*lines, rest]  # whole, but for its end, as an editor may leave it
+            if rest.startswith(_BEGIN) or _BEGIN.startswith(rest):
+                return lines  # nothing, or a line that was cut short
+        return [*lines, rest]  # whole, but for its end, as an editor may leave it; or of another file
 
 
 def now() -> str:

@@ -116,8 +116,9 @@ class TextScorer:
         """Return the score of each continuation behind its context, the text of both encoded as one.
 
         White space at the end of a context belongs to the continuation, as in lm-evaluation-harness: where a token may
-        join it to what follows, that is how the model has seen it. ``end`` stands in front of every context, also of
-        an empty one, as in front of every document in training. A context that does not fit loses its beginning; a
+        join it to what follows, that is how the model has seen it. A continuation that a token joins to its context
+        whole is encoded apart, or nothing of it would be left to score. ``end`` stands in front of every context, also
+        of an empty one, as in front of every document in training. A context that does not fit loses its beginning; a
         continuation that does not fit is scored in windows.
         """
         return self._scores([self._split(*pair) for pair in pairs], None)
@@ -132,6 +133,8 @@ class TextScorer:
     def _split(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         kept = context.rstrip()
         front, whole = self._ids(kept), self._ids(context + continuation)
+        if len(whole) <= len(front) and continuation:
+            return [self.tokenizer.end, *front], self._ids(context[len(kept) :] + continuation)
         return [self.tokenizer.end, *whole[: len(front)]], whole[len(front) :]
 
     def _scores(self, sequences: Sequence[tuple[list[int], list[int]]], stride: int | None) -> list[Score]:

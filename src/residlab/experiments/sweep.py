@@ -15,7 +15,6 @@ that was ended half-way goes on from its checkpoint, on whatever worker, if work
 
 import copy
 import itertools
-import os
 import re
 import sys
 import warnings
@@ -28,6 +27,7 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 
+from residlab.checks import environment_count
 from residlab.errors import ResidlabError, install
 from residlab.experiments.measurement import Measurement
 from residlab.experiments.probes import probes_named
@@ -69,7 +69,9 @@ def read_sweep(file: Path) -> Sweep[TrainConfig]:
         raise ResidlabError(f"{file}, {error}") from error
     except OSError as error:
         raise ResidlabError(f"{file} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise ResidlabError(f"{file} is not YAML that can be read: it is nested too deep") from error
+    except (yaml.YAMLError, ValueError) as error:  # a date that is none, a number that is none, text that is not UTF-8
         raise ResidlabError(f"{file} is not YAML: {error}") from error
     if not isinstance(values, dict):
         raise ResidlabError(f"{file} must hold {', '.join(KEYS)}; it holds {type(values).__name__}")
@@ -111,10 +113,10 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_mapping_node(anchor)
         lines: dict[tuple[str, str], int] = {}
         for key, _ in node.value:
-            line = key.start_mark.line + 1
-            first = lines.setdefault((key.tag, str(key.value)), line)
-            if first != line:
-                raise ResidlabError(f"line {line}: the key {key.value} occurs twice, first in line {first}")
+            line, name = key.start_mark.line + 1, (key.tag, str(key.value))
+            if name in lines:
+                raise ResidlabError(f"line {line}: the key {key.value} occurs twice, first in line {lines[name]}")
+            lines[name] = line
         return node
 
 
@@ -177,7 +179,7 @@ def run_sweep(
     Raises
     ------
     ResidlabError
-        If runs failed, after all others ended; or the scheduler does not answer.
+        If runs failed, after all others ended; or the scheduler does not answer, or records cannot be written.
     """
     hashes = [
         config.hash if isinstance(config, Measurement) else run_hash(config, cache=cache) for config in sweep.configs
@@ -192,15 +194,19 @@ def run_sweep(
         say(
             f"residlab: weights of {len(missing)} recorded runs are not in the cache: each is trained again when needed"
         )
+    if waiting:
+        records.check()
     failures, done = [], 0
     with _workers(scheduler, min(jobs, len(waiting)) or 1, strategy) as submit:
         for config, outcome in submit(sweep.experiment, waiting, missing, cache):
             done += 1
+            name = hashes[sweep.configs.index(config)]
+            if isinstance(outcome, Record) and outcome.hash != name:
+                outcome = f"the corpus changed while the sweep ran: it is now that of the run {outcome.hash}"
             if isinstance(outcome, Record):
                 records.add(outcome)
                 say(f"residlab: {done}/{len(waiting)}: {outcome.hash}: {score(config, outcome)}")
             else:
-                name = hashes[sweep.configs.index(config)]
                 failures.append(f"{name}: {outcome}")
                 say(f"residlab: {done}/{len(waiting)}: {name} failed: {outcome}")
     if failures:
@@ -283,7 +289,7 @@ def _run(
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        follower = int(os.environ.get("RANK", 0)) > 0
+        follower = environment_count("RANK", 0) > 0
         quiet: dict[str, Any] = {"say": lambda line: None} if follower else {}
         make_again(config, missing, cache=cache, fabric=lambda source: default_fabric(source, strategy), **quiet)
         if isinstance(config, Measurement):

@@ -93,11 +93,12 @@ def bits_in_cache(name: str, *, cache: Path | None = None) -> float | None:
 
     None if it diverged, or if nothing is written beside the weights.
     """
-    file = _named_folder(name, cache) / "metrics.jsonl"
-    if not file.exists():  # a checkpoint that was brought here alone
+    file, state = _named_folder(name, cache) / "metrics.jsonl", newest_state(_named_folder(name, cache))
+    if state is None or not file.exists():  # a checkpoint that was brought here alone
         return None
     lines = (json.loads(line) for line in reversed(file.read_text().splitlines()) if '"evaluation"' in line)
-    last = next((line["evaluation"]["bits_per_byte"] for line in lines if "evaluation" in line), None)
+    found = (line for line in lines if "evaluation" in line and line["step"] == state[0])  # not one on the way
+    last = next((line["evaluation"]["bits_per_byte"] for line in found), None)
     return None if last is None else _or_none(float(last))
 
 

@@ -51,7 +51,7 @@ class Batches:
             If the text is shorter than a window, or a number is out of range.
         """
         _counts(context=context, batch=batch, world=world)
-        _fits(tokens, context)
+        check_fits(tokens, context)
         if batch % world:
             raise ResidlabError(f"world must divide batch = {batch}; got {world}")
         if not _is_whole(rank) or not 0 <= rank < world:
@@ -151,7 +151,7 @@ def evaluation_windows(tokens: TokenFile, context: int, batch: int = 1) -> Itera
         If the text is shorter than a window, or a number is out of range.
     """
     _counts(context=context, batch=batch)
-    _fits(tokens, context)
+    check_fits(tokens, context)
     return _evaluation_windows(tokens, context, batch)
 
 
@@ -167,7 +167,8 @@ def _evaluation_windows(tokens: TokenFile, context: int, batch: int) -> Iterator
         yield EvaluationBatch(windows, mask, tokens.byte_lengths[windows[:, 1:]])
 
 
-def _fits(tokens: TokenFile, context: int) -> None:
+def check_fits(tokens: TokenFile, context: int) -> None:
+    """Raise ResidlabError if a text is shorter than a window."""
     if len(tokens) < context + 1:
         raise ResidlabError(
             f"{tokens.name} has {len(tokens)} tokens, fewer than a window of context + 1 = {context + 1}: "

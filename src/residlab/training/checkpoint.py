@@ -26,6 +26,7 @@ from residlab.training.state import flatten_state, unflatten_state
 
 FORMAT = "residlab-checkpoint-1"
 KEPT = 2
+_STATE = {"step": int, "config": dict, "progress": dict, "optimizer": dict, "sha256": dict}
 _NAME = re.compile(r"step-(\d{6,})")
 
 
@@ -214,6 +215,12 @@ def load_checkpoint(path: Path, config: dict[str, Any] | None = None) -> Checkpo
         raise ResidlabError(f"the checkpoint {path} is damaged: {error}; remove it to use an earlier one") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ResidlabError(f"{path} is no {FORMAT}")
+    missing = [name for name, kind in _STATE.items() if not isinstance(state.get(name), kind)]
+    if missing:
+        raise ResidlabError(
+            f"the checkpoint {path} is damaged: state.json has no valid {', '.join(missing)}; "
+            "remove it to use an earlier one"
+        )
     for name, content in files.items():
         if hashlib.sha256(content).hexdigest() != state["sha256"].get(name):
             raise ResidlabError(f"the checkpoint {path} is damaged: {name}; remove it to use an earlier one")
@@ -225,8 +232,14 @@ def load_checkpoint(path: Path, config: dict[str, Any] | None = None) -> Checkpo
         model, tensors = (load(files[name]) for name in ("model.safetensors", "optimizer.safetensors"))
     except safetensors.SafetensorError as error:
         raise ResidlabError(f"the checkpoint {path} is damaged: {error}") from error
-    rest = unflatten_state(tensors, state["optimizer"])
-    return Checkpoint(state["step"], state["config"], model, rest["optimizer"], rest["random"], state["progress"])
+    try:
+        rest = unflatten_state(tensors, state["optimizer"])
+        optimizer, random = rest["optimizer"], rest["random"]
+    except (KeyError, TypeError) as error:
+        raise ResidlabError(
+            f"the checkpoint {path} is damaged: state.json, optimizer; remove it to use an earlier one"
+        ) from error
+    return Checkpoint(state["step"], state["config"], model, optimizer, random, state["progress"])
 
 
 def _complete(folder: Path) -> list[Path]:

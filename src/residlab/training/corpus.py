@@ -199,7 +199,7 @@ def corpus(
         return _fetched(source, validation, cache)
     if isinstance(source, str) and streamed:
         return _streamed(hub.dataset(source, **options), validation, cache)
-    path = Path(source).expanduser()
+    path = textfiles.expanded(source)
     if not _exists(path):
         raise ResidlabError(f"there is no corpus {str(source)[:200]!r}: no such file or folder, nor {_known()}")
     return _from_files(path, validation, separator)

@@ -55,7 +55,7 @@ def evaluate(
     context
         Tokens in a window.
     most
-        Stop after so many predicted tokens.
+        Stop at the end of the window in which so many predicted tokens are reached, whatever ``batch``.
     batch
         Windows at once.
     fabric
@@ -79,7 +79,7 @@ def evaluate(
     """
     device = next(model.parameters()).device
     rank, world = (0, 1) if fabric is None else (fabric.global_rank, fabric.world_size)
-    windows = _enough(evaluation_windows(tokens, context, batch=batch), most)
+    windows = _enough(evaluation_windows(tokens, context, batch=batch), context, most)
     sums: list[float] = []
     batches = counted = size = 0
     while turn := list(itertools.islice(windows, world)):
@@ -98,14 +98,18 @@ def evaluate(
     return Evaluation(nats / counted, bits_per_byte(nats, size), counted, size)
 
 
-def _enough(windows: Iterator[EvaluationBatch], most: int | None) -> Iterator[EvaluationBatch]:
-    """Yield windows until so many predictions are reached."""
-    counted = 0
+def _enough(windows: Iterator[EvaluationBatch], context: int, most: int | None) -> Iterator[EvaluationBatch]:
+    """Yield windows until so many predictions are reached; the last batch is cut to those that it takes."""
+    if most is None:
+        yield from windows
+        return
+    left = max(1, -(-most // context))
     for each in windows:
-        yield each
-        counted += int(each.mask.sum())
-        if most is not None and counted >= most:
+        if len(each.tokens) >= left:
+            yield EvaluationBatch(each.tokens[:left], each.mask[:left], each.bytes[:left])
             return
+        yield each
+        left -= len(each.tokens)
 
 
 def _nats(model: nn.Module, windows: EvaluationBatch, device: torch.device) -> float:

@@ -25,6 +25,7 @@ from residlab.data import cache as storage
 from residlab.data import manifest
 from residlab.data.progress import bar, say
 from residlab.errors import ResidlabError, install
+from residlab.training.textfiles import expanded
 
 STREAMED = 100_000_000
 OPTIONS = ("split", "column", "max_bytes")
@@ -68,7 +69,7 @@ class Dataset:
     @property
     def folder(self) -> Path | None:
         """The local folder that it is, if it is one."""
-        path = Path(self.name).expanduser()
+        path = expanded(self.name)
         return path if path.is_dir() else None
 
 
@@ -90,7 +91,7 @@ def dataset(source: str, **options: Any) -> Dataset:
         raise ResidlabError(f"{source}: a dataset has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}")
     if "max_bytes" in said:
         said["max_bytes"] = int(said["max_bytes"]) if said["max_bytes"].isdecimal() else said["max_bytes"]
-    if not Path(rest).expanduser().is_dir():
+    if not expanded(rest).is_dir():
         rest, at, revision = rest.partition("@")
         rest, _, config = rest.partition(":")
         said |= {"config": config or None} | ({"revision": revision} if at else {})

@@ -48,6 +48,7 @@ from dataclasses import dataclass
 
 import torch
 
+from residlab.errors import ResidlabError
 from residlab.models.config import (
     BHyTOptions,
     BHyTStarOptions,
@@ -120,7 +121,7 @@ def step_memory(config: TrainConfig, *, processes: int = 1, strategy: Strategy =
     Raises
     ------
     ResidlabError
-        If the optimizer does not take the model.
+        If the optimizer does not take the model, or no memory could hold it.
 
     Examples
     --------
@@ -133,8 +134,14 @@ def step_memory(config: TrainConfig, *, processes: int = 1, strategy: Strategy =
     >>> round(step_memory(replace(config, accumulation=4)).peak / 1e6)
     149
     """
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        model = Transformer(config.model)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            model = Transformer(config.model)
+    except (RuntimeError, OverflowError, TypeError) as error:  # torch counts bytes with 64 bits
+        raise ResidlabError(
+            f"a model of width {config.model.width}, vocabulary {config.model.vocabulary} and context "
+            f"{config.model.context} is too large for any memory"
+        ) from error
     parts = processes if strategy == "fsdp" else 1
     assignments = assign(model, config.optimizer)
     numbers = sum(a.parameter.numel() for a in assignments)

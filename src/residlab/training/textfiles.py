@@ -13,6 +13,14 @@ _BLOCK = 1 << 20
 _PASSAGE = 8192
 
 
+def expanded(path: str | Path) -> Path:
+    """Return a path with ``~`` and ``~NAME`` replaced by the home they stand for; as it is where there is none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def text_files(folder: Path) -> list[Path]:
     """Return the ``*.txt`` and ``*.md`` under a folder, sorted by path; hidden files and folders are left out.
 

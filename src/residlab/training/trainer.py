@@ -3,7 +3,7 @@
 A run is a `TrainConfig` and a folder. The folder gets checkpoints and ``metrics.jsonl``; a run that finds checkpoints
 of its own configuration there goes on from the newest. What a step does depends on the checkpoint and the step only:
 the data are a function of the step, the random generators' states are saved, and lines of the metrics beyond the
-checkpoint are taken back.
+checkpoint are taken back. Ctrl-C lets a single process end its step and save it, a second Ctrl-C does not.
 
 Non-finite values: an update whose loss or gradient norm is not finite is skipped, parameters and optimizer untouched,
 and written down; after ``bad_steps`` in a row training stops with an error. A spike, a loss more than 6 robust standard
@@ -13,10 +13,13 @@ deviations above the median of the last 50 and 0.5 nats above it, is written dow
 import json
 import math
 import os
+import signal
 import statistics
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -24,10 +27,11 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import torch
 from torch import Tensor, nn
 
+from residlab.checks import environment_count
 from residlab.data.cache import write_atomic
 from residlab.errors import ResidlabError, install
 from residlab.models.transformer import Transformer
-from residlab.training.batches import Batches
+from residlab.training.batches import Batches, check_fits
 from residlab.training.checkpoint import (
     Checkpoint,
     latest_checkpoint,
@@ -93,7 +97,8 @@ class Trainer:
     Raises
     ------
     ResidlabError
-        If the vocabulary does not fit, or lightning-fabric is missing.
+        If the vocabulary does not fit, the validation text is shorter than a window, the processes do not divide the
+        batch's parts, or lightning-fabric is missing.
 
     Examples
     --------
@@ -126,13 +131,21 @@ class Trainer:
             raise ResidlabError(
                 f"the tokenizer has {vocabulary} tokens, the model a vocabulary of {config.model.vocabulary}"
             )
+        check_fits(texts.validation, config.model.context)  # now: it is read last, after all training
         self.config, self.folder, self.texts = config, folder, texts
         self.fabric = fabric or default_fabric(config)
+        processes = self.fabric.world_size
+        if config.batch % (config.accumulation * processes):
+            raise ResidlabError(
+                f"accumulation times processes must divide batch = {config.batch}; got {config.accumulation} times "
+                f"{processes}"
+            )
         looks = dict(probes or {})
         self.probes = {name: probe for name, probe in looks.items() if name not in config.probes_last}
         self.last_probes = {name: probe for name, probe in looks.items() if name in config.probes_last}
         self.initial = initial
         self.metrics = _Metrics(folder / "metrics.jsonl", write=self.fabric.is_global_zero)
+        self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)  # the last losses that were not skipped
 
     def run(self) -> TrainingResult:
         """Train to the end, from the newest checkpoint if there is one.
@@ -140,7 +153,10 @@ class Trainer:
         Raises
         ------
         ResidlabError
-            If a checkpoint is damaged or of another configuration, the disk is full, or values stay non-finite.
+            If a checkpoint is damaged or of another configuration, its metrics are gone, the disk is full, or values
+            stay non-finite.
+        KeyboardInterrupt
+            On Ctrl-C; of a single process after its step, which is saved.
         """
         config, fabric = self.config, self.fabric
         begin = time.perf_counter()
@@ -154,12 +170,15 @@ class Trainer:
         model = fabric.setup_module(compiled)
         optimizer = make_optimizer(plain, config.optimizer)  # on the device, and of what FSDP made of the parameters
         step, losses, skipped = 0, [], 0
+        self.recent.clear()
         if found is not None:
             optimizer.load_state_dict(found.optimizer)
             step, losses, skipped = found.step, found.progress["losses"], found.progress["skipped"]
+            # Earlier checkpoints lack it, and do not say which losses were skipped for their gradients alone.
+            self.recent.extend(found.progress.get("recent", [loss for loss in losses if math.isfinite(loss)]))
             set_random_state(found.random)
             found = None  # its tensors were copied: let go of them
-        self.metrics.resume(step if resumed else -1)
+        evaluated = self.metrics.resume(step if resumed else -1)
         batches = Batches(
             self.texts.train,
             context=config.model.context,
@@ -168,14 +187,13 @@ class Trainer:
             rank=fabric.global_rank,
             world=fabric.world_size,
         )
-        recent: deque[float] = deque(losses[-SPIKE_WINDOW:], maxlen=SPIKE_WINDOW)
         bad, ids, saved = 0, None, step
         tokens = config.batch * config.model.context
         label = f"{config.model.norm.kind} {config.hash}"
         if not resumed and 0 in config.probe_at and self.probes:
             first = torch.from_numpy(batches[0]).to(fabric.device)
             self.metrics.write({"step": 0, "probes": self._probe(self.probes, plain, first)})
-        with training_bar(label, config.steps, step) as advance:
+        with training_bar(label, config.steps, step) as advance, _held_interrupt(fabric.world_size == 1) as interrupted:
             while step < config.steps:
                 tick = time.perf_counter()
                 ids = torch.from_numpy(batches[step]).to(fabric.device)
@@ -191,9 +209,9 @@ class Trainer:
                     line["skipped"] = True
                 else:
                     bad = 0
-                    if _is_spike(loss, recent):
+                    if _is_spike(loss, self.recent):
                         line["spike"] = True
-                    recent.append(loss)
+                    self.recent.append(loss)
                 self.metrics.write(line)
                 if bad > config.bad_steps:
                     self.metrics.flush()
@@ -211,9 +229,11 @@ class Trainer:
                     self._save(plain, optimizer, step, losses, skipped)
                     saved = step
                 advance(step, loss, tokens / (time.perf_counter() - tick))
-        evaluation = self._evaluate(plain, step, write=saved < step or not resumed)
-        if saved < step:
-            self._save(plain, optimizer, step, losses, skipped)
+                if interrupted():
+                    break
+            if saved < step:
+                self._save(plain, optimizer, step, losses, skipped)
+        evaluation = self._evaluate(plain, step, write=saved < step or not evaluated)
         self.metrics.flush()
         return TrainingResult(plain, evaluation, tuple(losses), skipped, time.perf_counter() - begin)
 
@@ -221,6 +241,11 @@ class Trainer:
         """Return the newest checkpoint, the same for all processes."""
         self.fabric.barrier()  # the first process may have waited for another run to finish this one
         found = latest_checkpoint(self.folder, self.config.to_dict())
+        if found is not None and not {"losses", "skipped"} <= found.progress.keys():
+            raise ResidlabError(
+                f"the checkpoint of step {found.step} in {self.folder} is damaged: its progress must hold losses and "
+                "skipped; remove it to use an earlier one"
+            )
         step = 0 if found is None else found.step
         first = self.fabric.broadcast(step)
         if step != first:
@@ -236,8 +261,9 @@ class Trainer:
         """Take one step unless it would spoil the weights; return the loss and the gradient norm before clipping."""
         fabric, parts = self.fabric, self.config.accumulation
         total = torch.zeros((), device=ids.device)
-        for index, part in enumerate(ids.chunk(parts)):
-            with fabric.no_backward_sync(model, enabled=index < parts - 1):
+        pieces = ids.chunk(parts)
+        for index, part in enumerate(pieces):
+            with fabric.no_backward_sync(model, enabled=index < len(pieces) - 1):
                 logits = model(part[:, :-1])
                 loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), part[:, 1:].flatten()) / parts
                 fabric.backward(loss)
@@ -281,7 +307,7 @@ class Trainer:
         first = self.fabric.is_global_zero
         weights, state = whole(dict(model.state_dict()), keep=first), whole(optimizer.state_dict(), keep=first)
         if first:
-            progress = {"losses": losses, "skipped": skipped}
+            progress = {"losses": losses, "skipped": skipped, "recent": list(self.recent)}
             save_checkpoint(
                 self.folder, Checkpoint(step, self.config.to_dict(), weights, state, random_state(), progress)
             )
@@ -321,7 +347,7 @@ def default_fabric(config: TrainConfig, strategy: Strategy = "ddp") -> "Fabric":
         raise ResidlabError(f"training needs lightning-fabric: {install('training')}") from error
     precision = "bf16-mixed" if config.precision == "bfloat16" else "32-true"
     accelerator = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    local, world = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), int(os.environ.get("WORLD_SIZE", 1))
+    local, world = environment_count("LOCAL_WORLD_SIZE", 1), environment_count("WORLD_SIZE", 1)
     together = torch.distributed.is_torchelastic_launched() and world > 1
     sharded = ModelParallelStrategy(
         lambda model, mesh: shard(model, mesh["data_parallel"]), data_parallel_size=world, tensor_parallel_size=1
@@ -336,6 +362,34 @@ def default_fabric(config: TrainConfig, strategy: Strategy = "ddp") -> "Fabric":
     if together:
         fabric.launch()
     return fabric
+
+
+@contextmanager
+def _held_interrupt(hold: bool) -> Iterator[Callable[[], bool]]:
+    """Hold back the first signal that would raise KeyboardInterrupt, to the end; yield what says whether it came.
+
+    The second one raises at once. Handlers of others, and other threads, are left alone.
+    """
+    received: list[int] = []
+
+    def received_once(number: int, frame: Any) -> None:
+        if received:
+            signal.default_int_handler(number, frame)
+        received.append(number)
+
+    held = []
+    if hold and threading.current_thread() is threading.main_thread():
+        named = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+        held = [number for number in named if signal.getsignal(number) is signal.default_int_handler]
+    try:
+        for number in held:
+            signal.signal(number, received_once)
+        yield lambda: bool(received)
+    finally:
+        for number in held:
+            signal.signal(number, signal.default_int_handler)
+    if received:
+        raise KeyboardInterrupt
 
 
 def _is_spike(loss: float, recent: deque[float]) -> bool:
@@ -362,20 +416,38 @@ class _Metrics:
         self.file, self.enabled = file, write
         self.pending: list[str] = []
 
-    def resume(self, step: int) -> None:
+    def resume(self, step: int) -> bool:
+        """Take back what lies beyond a step; return whether its evaluation is written.
+
+        Raises
+        ------
+        ResidlabError
+            If the file does not reach the step: what is missing would be missing in the record, too.
+        """
         if not self.enabled:
-            return
+            return True
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        kept = []
+        kept: list[str] = []
+        last: dict[str, Any] = {}
+        evaluated = False
         if self.file.exists():
-            for line in self.file.read_text().splitlines():
+            for line in self.file.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
-                    if json.loads(line)["step"] > step:
+                    values = json.loads(line)
+                    if values["step"] > step:
                         break
                 except (ValueError, KeyError, TypeError):  # the line that a crash cut short
                     break
                 kept.append(line)
+                last = values
+                evaluated = evaluated or (values["step"] == step and "evaluation" in values)
+        if step > last.get("step", 0):
+            raise ResidlabError(
+                f"{self.file} ends at step {last.get('step', 0)}, the checkpoint beside it is of step {step}: bring "
+                f"back the file, or remove the folder {self.file.parent} to train again"
+            )
         write_atomic(self.file, "".join(f"{line}\n" for line in kept).encode())
+        return evaluated
 
     def write(self, line: dict[str, Any]) -> None:
         if self.enabled:
@@ -387,4 +459,6 @@ class _Metrics:
         if self.enabled and self.pending:
             with self.file.open("a") as stream:
                 stream.write("".join(f"{line}\n" for line in self.pending))
+                stream.flush()
+                os.fsync(stream.fileno())  # before the checkpoint, which counts on these lines
             self.pending.clear()
