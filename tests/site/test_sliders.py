@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from residlab.experiments import rounding_results
+from residlab.experiments import rounding_results, together_results
 from residlab.experiments.bhyt_depth import MAIN
 from residlab.experiments.growth_results import growth_runs
 from residlab.experiments.norm_results import profiles
@@ -33,6 +33,7 @@ from residlab.explore import (
     summation,
     variance,
 )
+from residlab.explore.architect import MeasuredNetworks, architect_explorable
 from residlab.explore.error_growth import RecordedGrowth, error_growth_explorable
 from residlab.explore.panels import KAPPAS, LAMBDAS
 from residlab.explore.profiles import RecordedProfiles, profiles_explorable
@@ -146,6 +147,8 @@ def check_profiles(shown):
 
 
 GROWTH = RecordedGrowth(**growth_runs(found("rounding")))
+TOGETHER = together_results.all_models(found("together"), "cpu")
+NETWORKS = MeasuredNetworks(**together_results.measured_networks(TOGETHER))
 
 
 def check_error_growth(shown):
@@ -167,6 +170,13 @@ def check_precision_budget(shown):
         ("bits bought, at most", "bought"),
     ):
         np.testing.assert_allclose(shown.series[name][1], frame.series[meta][1], rtol=1e-9)
+
+
+def check_architect(shown):
+    frame = architect_explorable(NETWORKS).compute(**shown.state)
+    assert shown.readouts == pytest.approx(dict(frame.readouts), rel=1e-9, abs=1e-12)
+    for name, meta in (("at full precision", "full"), ("with residual connections", "residual"), ("without", "free")):
+        np.testing.assert_allclose(shown.series[name][0], frame.series[meta][0], rtol=1e-9)
 
 
 def check_one_stream(shown):
@@ -513,6 +523,15 @@ CASES = [
             "crest": 1000.0,
         },
         check=check_precision_budget,
+    ),
+    Case(
+        "notebooks/18-together.html",
+        "architect",
+        start={"arithmetic": "w8a8", "network": next(iter(NETWORKS.titles)), "measure": "sqnr"},
+        sliders={},
+        keys={"arithmetic": ("ArrowDown",), "network": ("ArrowDown",), "measure": ("ArrowDown", "ArrowDown")},
+        then={"arithmetic": "w8a4", "network": list(NETWORKS.titles)[1], "measure": "kurtosis"},
+        check=check_architect,
     ),
     Case(
         "notebooks/17-growth.html",

@@ -112,11 +112,12 @@ def architect_explorable(measured: MeasuredNetworks) -> Explorable:
             Readout("added-residual", "Median added, with residual connections", "fixed3"),
             Readout("added-free", "Median added, without", "fixed3"),
             Readout("correlation", "Rank correlation, below", "fixed2"),
+            Readout("correlation-residual", "With residual connections only", "fixed2"),
         ),
         sentence=(
             "In {arithmetic}, {network} has {under} bits per byte, {added} more than at full precision: place {place} "
             "of {count}, {behind} above the best. Over all networks, what is added has a rank correlation of "
-            "{correlation} with: {measure}."
+            "{correlation} with: {measure}; over those with residual connections, {correlation-residual}."
         ),
         script="architect",
         data={"residual": measured.residual, "losses": measured.losses, "measures": measured.measures},
@@ -162,6 +163,7 @@ def _compute(measured: MeasuredNetworks, *, arithmetic: str, network: str, measu
             "added-residual": _median(added[known & residual]),
             "added-free": _median(added[known & ~residual]),
             "correlation": rank_correlation(against[known], added[known]),
+            "correlation-residual": rank_correlation(against[known & residual], added[known & residual]),
         },
     )
 

@@ -50,6 +50,11 @@
     const best = known.length ? Math.min(...known.map((row) => under[row])) : NaN;
     const only = (values, wanted) => values.map((value, row) => (residual[row] === wanted ? value : NaN));
     const some = (wanted) => known.filter((row) => residual[row] === wanted).map((row) => added[row]);
+    const correlation = (wanted) =>
+      rankCorrelation(
+        wanted.map((row) => against[row]),
+        wanted.map((row) => added[row]),
+      );
     return {
       series: {
         full: { x: full, y: rows },
@@ -74,10 +79,8 @@
         behind: under[one] - best,
         "added-residual": median(some(true)),
         "added-free": median(some(false)),
-        correlation: rankCorrelation(
-          known.map((row) => against[row]),
-          known.map((row) => added[row]),
-        ),
+        correlation: correlation(known),
+        "correlation-residual": correlation(known.filter((row) => residual[row])),
       },
     };
   };
