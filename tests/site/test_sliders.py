@@ -527,10 +527,10 @@ CASES = [
     Case(
         "notebooks/18-together.html",
         "architect",
-        start={"arithmetic": "w8a8", "network": next(iter(NETWORKS.titles)), "measure": "sqnr"},
+        start={"arithmetic": "w4a4", "network": next(iter(NETWORKS.titles)), "measure": "sqnr"},
         sliders={},
         keys={"arithmetic": ("ArrowDown",), "network": ("ArrowDown",), "measure": ("ArrowDown", "ArrowDown")},
-        then={"arithmetic": "w8a4", "network": list(NETWORKS.titles)[1], "measure": "kurtosis"},
+        then={"arithmetic": "w4a4-hadamard", "network": list(NETWORKS.titles)[1], "measure": "kurtosis"},
         check=check_architect,
     ),
     Case(

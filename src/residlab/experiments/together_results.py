@@ -268,12 +268,12 @@ def _inputs(model: Model, tokens: str, behind_norm: bool | None = None) -> list[
 # --- For the explorable
 
 ARITHMETICS: Mapping[str, tuple[str, str]] = {
-    "w8a8": ("W8A8", "W8A8, one scale a tensor"),
+    "w4a4": ("W4A4", "W4A4, one scale a tensor"),
+    "w4a4-hadamard": ("W4A4 hadamard", "W4A4, rotated"),
     "w8a4": ("W8A4", "W8A4, one scale a tensor"),
     "w8a4-row": ("W8A4 row", "W8A4, one scale a token"),
     "w8a4-hadamard": ("W8A4 hadamard", "W8A4, rotated"),
-    "w4a4": ("W4A4", "W4A4, one scale a tensor"),
-    "w4a4-hadamard": ("W4A4 hadamard", "W4A4, rotated"),
+    "w8a8": ("W8A8", "W8A8, one scale a tensor"),
     "fp8": ("FP8", "FP8"),
     "bf16": ("bf16", "all bf16, sums too"),
     "e4m3": ("q=e4m3fn a=fp32 w=fp32 r=fp32", "products of e4m3fn, the rest fp32"),
