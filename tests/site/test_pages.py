@@ -204,7 +204,7 @@ def test_what_is_wrong_would_be_seen(book, visit):
     assert unmarked(page)
     page = visit(book / "book/rerun.html", **DESKTOP).page
     assert loose(page) == []
-    page.add_style_tag(content=".bd-article table { width: 150% !important }")
+    page.add_style_tag(content=".bd-article table { width: 150% !important; max-width: none !important }")
     assert loose(page)
 
 
