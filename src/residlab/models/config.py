@@ -8,7 +8,6 @@ A value that is unknown, out of range or contradicts another raises `ResidlabErr
 `ModelConfig.to_dict` and `ModelConfig.from_dict` go to JSON and back.
 """
 
-import contextlib
 import dataclasses
 import math
 from dataclasses import dataclass, field
@@ -367,13 +366,15 @@ class ModelConfig:
                 f"heads = {self.heads}; got {self.kv_heads}"
             )
         check_booleans(self, "residual", "bias", "tied_embeddings")
-        with contextlib.suppress(OverflowError):
-            if math.isfinite(self.attention_scale(self.depth)):
-                return
-        raise ResidlabError(
-            f"logit_scale * temperature_base**depth must be a finite number; got {self.logit_scale:g} * "
-            f"{self.temperature_base:g}**{self.depth}"
-        )
+        try:
+            largest = self.attention_scale(self.depth)
+        except OverflowError:
+            largest = math.inf
+        if not math.isfinite(largest):
+            raise ResidlabError(
+                f"logit_scale * temperature_base**depth must be a finite number; got {self.logit_scale:g} * "
+                f"{self.temperature_base:g}**{self.depth}"
+            )
 
     def attention_scale(self, layer: int) -> float:
         """Return the factor of ``q . k`` in a layer (from 1): ``logit_scale beta**layer / sqrt(head_dim)``."""
